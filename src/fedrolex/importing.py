@@ -1,0 +1,35 @@
+"""Finding what a user names on the command line: ``package.module:attribute``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from fedrolex.errors import FedrolexError
+
+
+def resolve(path: str) -> Any:
+    """The object behind ``package.module:attribute`` (dotted attributes allowed)."""
+    module_name, colon, attributes = path.partition(":")
+    if not (module_name and colon and attributes):
+        raise FedrolexError(f"{path!r} is not MODULE:FACTORY: give e.g. torchvision.models:resnet18")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise FedrolexError(f"cannot import {module_name!r}: {error}") from error
+    except Exception as error:
+        raise FedrolexError(f"importing {module_name!r} failed: {type(error).__name__}: {error}{_remedy(error)}") from error
+    for attribute in attributes.split("."):
+        if not hasattr(found, attribute):
+            raise FedrolexError(f"{module_name} has no {attributes!r}")
+        found = getattr(found, attribute)
+    return found
+
+
+def _remedy(error: Exception) -> str:
+    if "operator torchvision::" in str(error):
+        return "; this torchvision was built for another torch: reinstall the two together"
+    return ""

@@ -1,0 +1,298 @@
+"""The axes of a model: which dimensions of which tensors are always cut together.
+
+:class:`Axes` is plain data (see :meth:`Axes.encode`): a server and its clients cut, paste and fold with it,
+without the model's code and without the graph it was derived from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.errors import FedrolexError
+from fedrolex.slicing import layout as layouts
+from fedrolex.slicing.layout import Fixed, Layout
+from fedrolex.slicing.regions import Region, regions
+from fedrolex.slicing.windows import Rounding, Window, capacity, width
+
+FORMAT = 1
+
+Kind = Literal["width", "heads", "groups", "factor", "rows", "outputs"]
+KINDS: dict[str, str] = {
+    "width": "cut to the client's capacity",
+    "heads": "independent products, kept: the dimensions inside are cut",
+    "groups": "independent groups, kept: the channels inside are cut",
+    "factor": "one of several factors of a dimension, kept: the largest is cut",
+    "rows": "looked up by number, kept unless a window selects from them",
+    "outputs": "classes, kept unless a window selects from them",
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Indices that several dimensions share.
+
+    Attributes:
+        name: unique in its model.
+        size: number of indices K.
+        kind: ``width`` axes are cut by capacity; the others stay whole unless a window selects from them.
+        members: the (tensor, dimension) pairs it appears in, in the model's order.
+    """
+
+    name: str
+    size: int
+    kind: Kind
+    members: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """One tensor of the model.
+
+    Attributes:
+        dims: what each dimension is made of.
+        role: ``parameter``, ``buffer`` (state of the module) or ``constant`` (made by its code).
+        reads: dimensions that are summed over when the tensor is used, i.e. its input side.
+        floating: whether its values are real numbers (others are never averaged).
+    """
+
+    dims: tuple[Layout, ...]
+    role: Literal["parameter", "buffer", "constant"]
+    reads: tuple[int, ...] = ()
+    floating: bool = True
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the trace wants its user to know: a frozen dimension, a scalar, a limit."""
+
+    about: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of one model, and everything that is cut along them.
+
+    Attributes:
+        axes: by name, in the model's order.
+        tensors: layouts by tensor name; tied tensors once, under their first name.
+        aliases: other names of tied tensors.
+        frozen: dimensions that stay whole although they are wider than one, and why.
+        notes: width-derived numbers, unknown operators, limits.
+        build: makes the smaller module for given widths (from the traced graph, or the model's factory);
+            None after :meth:`decode`.
+    """
+
+    axes: Mapping[str, Axis]
+    tensors: Mapping[str, TensorLayout]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    frozen: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
+    build: Callable[[Mapping[str, int], Mapping[str, Tensor]], nn.Module] | None = field(default=None, compare=False)
+
+    # --- sizes ---
+
+    @cached_property
+    def full(self) -> dict[str, int]:
+        """Full size of every axis."""
+        return {name: axis.size for name, axis in self.axes.items()}
+
+    @cached_property
+    def cut_axes(self) -> tuple[Axis, ...]:
+        """The axes that capacities cut, in order."""
+        return tuple(axis for axis in self.axes.values() if axis.kind == "width")
+
+    def widths(self, of: Window | Fraction | str | float, rounding: Rounding = "floor") -> dict[str, int]:
+        """Size of every axis in a window, or at a capacity."""
+        if isinstance(of, Window):
+            self._check(of)
+            return {name: of[name].width if name in of else axis.size for name, axis in self.axes.items()}
+        beta = capacity(of)
+        return {name: width(a.size, beta, rounding) if a.kind == "width" else a.size for name, a in self.axes.items()}
+
+    def shape(self, tensor: str, widths: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """Shape of a tensor at these widths (full by default)."""
+        return layouts.shape(self.tensors[tensor].dims, widths or self.full)
+
+    def parameters(self, of: Window | Fraction | str | float = "1", rounding: Rounding = "floor") -> int:
+        """Number of parameters of the sub-model for a window or at a capacity."""
+        widths = self.widths(of, rounding)
+        return sum(prod(self.shape(name, widths)) for name, t in self.tensors.items() if t.role == "parameter")
+
+    def _check(self, window: Window) -> None:
+        for name in window:
+            if name not in self.axes:
+                raise FedrolexError(f"window names axis {name!r}, which this model does not have")
+            if window[name].size != self.axes[name].size:
+                raise FedrolexError(f"window takes axis {name!r} for one of {window[name].size} indices; it has {self.axes[name].size}")
+
+    # --- tensors: take a window out, put one back ---
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's own tensors, by the names used here. They share memory with the model."""
+        own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        missing = [name for name, t in self.tensors.items() if t.role != "constant" and name not in own]
+        if missing:
+            raise FedrolexError(f"this model has no tensor {missing[0]!r}: it is not the one that was traced")
+        found = {name: own[name] for name, t in self.tensors.items() if t.role != "constant"}
+        for name, tensor in found.items():
+            if tuple(tensor.shape) != self.shape(name):
+                raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}, the traced model's has {self.shape(name)}")
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - an Axes lives as long as its run
+    def region(self, tensor: str, window: Window) -> Region:
+        """Where the elements of a window lie in ``tensor``, and where in its cut."""
+        return regions(tensor, self.tensors[tensor].dims, self.full, window)
+
+    def take(self, state: Mapping[str, Tensor], window: Window, out: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The window's part of every tensor of ``state``, as new tensors or copied into ``out``."""
+        self._check(window)
+        with torch.no_grad():
+            return {
+                name: self.region(name, window).take(tensor, None if out is None else out[name])
+                for name, tensor in state.items()
+            }
+
+    def put(self, state: Mapping[str, Tensor], part: Mapping[str, Tensor], window: Window) -> None:
+        """Write a window's part back into ``state``, in place; everything else keeps its bits."""
+        self._check(window)
+        for name, tensor in part.items():
+            self.fits(name, tensor, window)
+        with torch.no_grad():
+            for name, tensor in part.items():
+                self.region(name, window).put(state[name], tensor)
+
+    def fits(self, name: str, tensor: Tensor, window: Window) -> None:
+        """Raise unless ``tensor`` has exactly the shape of the window's part of tensor ``name``."""
+        if name not in self.tensors:
+            raise FedrolexError(f"unknown tensor {name!r}")
+        wanted = self.region(name, window).shape
+        if tuple(tensor.shape) != wanted:
+            raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}; this window's part has {wanted}")
+
+    # --- modules ---
+
+    def cut(self, model: nn.Module, window: Window) -> nn.Module:
+        """A real, smaller module: the sub-network of ``model`` on the window's indices."""
+        if self.build is None:
+            raise FedrolexError("these axes were loaded without a model: trace it, or pass a factory, to build sub-models")
+        state = self.state(model)
+        module = self.build(self.widths(window), self._constants(window))
+        self.load(module, state, window)
+        module.train(model.training)
+        return module
+
+    def _constants(self, window: Window) -> dict[str, Tensor]:
+        builder = self.build
+        constants: Mapping[str, Tensor] = getattr(builder, "constants", {})
+        return self.take({n: t for n, t in constants.items() if self.tensors[n].role == "constant"}, window)
+
+    def load(self, module: nn.Module, state: Mapping[str, Tensor], window: Window) -> None:
+        """Copy the window's part of ``state`` into a module :meth:`cut` made for the same widths."""
+        own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        missing = [name for name in state if name not in own]
+        if missing:
+            raise FedrolexError(f"the smaller module has no tensor {missing[0]!r}")
+        for name in state:
+            self.fits(name, own[name], window)
+        self.take(state, window, out={name: own[name].detach() for name in state})
+
+    def paste(self, model: nn.Module, part: nn.Module, window: Window) -> None:
+        """Write a sub-model's tensors back into the model it was cut from, in place."""
+        own: dict[str, Tensor] = {**dict(part.named_parameters()), **dict(part.named_buffers())}
+        state = self.state(model)
+        self.put(state, {name: own[name].detach() for name in state}, window)
+
+    # --- choosing what is cut ---
+
+    def freeze(self, *names: str) -> Axes:
+        """The same axes with some kept whole in every capacity (they can still be selected from)."""
+        unknown = [name for name in names if name not in self.axes]
+        if unknown:
+            raise FedrolexError(f"no axis {unknown[0]!r}; the axes are: {', '.join(self.axes)}")
+        axes = {n: replace(a, kind="factor") if n in names else a for n, a in self.axes.items()}
+        return replace(self, axes=axes)
+
+    # --- plain data ---
+
+    def encode(self) -> dict[str, Any]:
+        """Everything but the module builder, as JSON data with a format version."""
+        return {
+            "format": FORMAT,
+            "axes": {a.name: {"size": a.size, "kind": a.kind} for a in self.axes.values()},
+            "tensors": {
+                name: {
+                    "dims": [layouts.encode(dim) for dim in t.dims],
+                    "role": t.role,
+                    "reads": list(t.reads),
+                    "floating": t.floating,
+                }
+                for name, t in self.tensors.items()
+            },
+            "aliases": dict(self.aliases),
+            "frozen": [[n.about, n.what] for n in self.frozen],
+            "notes": [[n.about, n.what] for n in self.notes],
+        }
+
+    @staticmethod
+    def decode(data: Mapping[str, Any]) -> Axes:
+        """Inverse of :meth:`encode`; a newer format or damaged data is refused in one line."""
+        found = data.get("format")
+        if found != FORMAT:
+            raise FedrolexError(f"axes have format {found!r}; this version reads format {FORMAT}: update fedrolex, or trace again")
+        try:
+            tensors = {
+                name: TensorLayout(tuple(layouts.decode(d) for d in t["dims"]), t["role"], tuple(t["reads"]), bool(t["floating"]))
+                for name, t in data["tensors"].items()
+            }
+            members = members_of(tensors)
+            axes = {n: Axis(n, int(a["size"]), a["kind"], members.get(n, ())) for n, a in data["axes"].items()}
+            unknown = set(members) - set(axes)
+            if unknown or any(a.kind not in KINDS for a in axes.values()):
+                raise FedrolexError(f"axes data is damaged: {sorted(unknown) or 'an axis has an unknown kind'}")
+            notes = {key: tuple(Note(about, what) for about, what in data[key]) for key in ("frozen", "notes")}
+            return Axes(axes, tensors, dict(data["aliases"]), notes["frozen"], notes["notes"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FedrolexError(f"axes data is damaged: {error}") from error
+
+    def dumps(self) -> str:
+        """:meth:`encode` as a JSON string."""
+        return json.dumps(self.encode())
+
+    @staticmethod
+    def loads(text: str) -> Axes:
+        """Inverse of :meth:`dumps`."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise FedrolexError(f"not JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise FedrolexError("not axes data: expected a JSON object")
+        return Axes.decode(data)
+
+    __hash__ = object.__hash__
+
+
+def members_of(tensors: Mapping[str, TensorLayout]) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Axis name to the (tensor, dimension) pairs that mention it."""
+    found: dict[str, dict[tuple[str, int], None]] = {}
+    for name, tensor in tensors.items():
+        for dim, layout in enumerate(tensor.dims):
+            for axis in layouts.refs(layout):
+                found.setdefault(axis, {})[name, dim] = None
+    return {axis: tuple(pairs) for axis, pairs in found.items()}
+
+
+def whole_dims(shape: Iterable[int]) -> tuple[Layout, ...]:
+    """Layouts of a tensor that is never cut."""
+    return tuple(Fixed(n) for n in shape)

@@ -1,0 +1,286 @@
+"""From ties to axes: name what is left free, decide what stays whole, turn everything into plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor
+
+from fedrolex.errors import FedrolexError
+from fedrolex.slicing.axes import Axis, Kind, Note, TensorLayout, members_of
+from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, size_of, unify, unknowns
+from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref
+from fedrolex.slicing.program import Change, Scale
+from fedrolex.slicing.rules import Traced
+from fedrolex.slicing.walk import Edit, Scalar, Ties
+
+
+class Resolution:
+    """Axes under construction: leaves get a kind and a name, tensors their layouts.
+
+    Args:
+        ties: what walking the graphs found.
+        roles: tensor name to ``parameter``, ``buffer`` or ``constant``, in the model's order.
+        tensors: the tensors themselves.
+        names: ``tensor:dim`` pattern or derived axis name to the name wanted.
+        kinds: axis name to the kind wanted.
+    """
+
+    def __init__(
+        self,
+        ties: Ties,
+        roles: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        names: Mapping[str, str],
+        kinds: Mapping[str, Kind],
+    ) -> None:
+        self.ties = ties
+        self.roles = roles
+        self.tensors = tensors
+        self._freeze_the_rest()
+        self.kinds = self._kinds()
+        self.names = self._names(names)
+        for leaf, name in self.names.items():
+            if name in kinds:
+                self.kinds[leaf] = kinds[name]
+        self._apply_unknown_kinds(kinds)
+
+    def _apply_unknown_kinds(self, kinds: Mapping[str, Kind]) -> None:
+        known = set(self.names.values())
+        for name in kinds:
+            if name not in known:
+                raise FedrolexError(f"no axis {name!r} to give a kind; the axes are: {', '.join(sorted(known))}")
+
+    def _dims(self) -> Iterable[tuple[str, int, Dim]]:
+        for name in self.roles:
+            for place, dim in enumerate(self.ties.dims[name]):
+                yield name, place, dim
+
+    def _leaves(self) -> dict[Unknown, list[tuple[str, int]]]:
+        found: dict[Unknown, list[tuple[str, int]]] = {}
+        for name, place, dim in self._dims():
+            for leaf in dict.fromkeys(unknowns(dim)):
+                found.setdefault(leaf, []).append((name, place))
+        return found
+
+    def _freeze_the_rest(self) -> None:
+        for _, _, dim in self._dims():
+            for leaf in _repeated(dim):
+                freeze(leaf, "it would be cut more than once in one dimension")
+        for leaf, members in self._leaves().items():
+            real = [m for m in members if self.tensors[m[0]].is_floating_point()]
+            if leaf.size == 1:
+                freeze(leaf, "size one")
+            elif len(real) < 2 and not leaf.roles & {"rows", "outputs"}:
+                freeze(leaf, "only one tensor has it, so nothing says what its indices mean")
+
+    def _kinds(self) -> dict[Unknown, Kind]:
+        kinds: dict[Unknown, Kind] = {}
+        order: tuple[Kind, ...] = ("rows", "outputs", "heads", "groups")
+        for leaf in self._leaves():
+            if leaf.frozen is None:
+                kinds[leaf] = next((kind for kind in order if kind in leaf.roles), "width")
+        for _, _, dim in self._dims():
+            for factors in _products(dim):
+                cut = [leaf for leaf in factors if kinds.get(leaf) == "width"]
+                largest = max(cut, key=lambda leaf: leaf.size, default=None)
+                for leaf in cut:
+                    if leaf is not largest:
+                        kinds[leaf] = "factor"
+        return kinds
+
+    # --- names ---
+
+    def _names(self, wanted: Mapping[str, str]) -> dict[Unknown, str]:
+        result: dict[Unknown, str] = {}
+        taken: set[str] = set()
+        unmatched = set(wanted)
+        members = self._leaves()
+        for leaf in self.kinds:
+            base = self._base_name(leaf, members[leaf])
+            given = [p for p in wanted if base == p or any(fnmatchcase(f"{t}:{d}", p) for t, d in members[leaf])]
+            unmatched -= set(given)
+            name, number = wanted[given[0]] if given else base, 2
+            while name in taken:
+                name, number = f"{wanted[given[0]] if given else base}.{number}", number + 1
+            taken.add(name)
+            result[leaf] = name
+        if unmatched:
+            raise FedrolexError(f"no axis matches {sorted(unmatched)[0]!r}: name axes by 'tensor:dimension', e.g. 'conv1.weight:0'")
+        return result
+
+    def _base_name(self, leaf: Unknown, members: Sequence[tuple[str, int]]) -> str:
+        """After the first tensor that writes the axis; parts of a dimension add what they are."""
+        writers = [m for m in members if m not in self.ties.reads and self.roles[m[0]] == "parameter"]
+        tensor, dim = (writers or list(members))[0]
+        base = tensor
+        for ending in (".weight", "_weight", ".bias", "_bias"):
+            base = base.removesuffix(ending)
+        pure = any(find(self.ties.dims[t][d]) is leaf for t, d in members)
+        if self.kinds[leaf] in ("rows", "heads", "groups"):
+            return f"{base}.{self.kinds[leaf]}"
+        if pure or isinstance(find(self.ties.dims[tensor][dim]), Unknown):
+            return base
+        return f"{base}.{next((r for r in ('qk', 'v') if r in leaf.roles), 'part')}"
+
+    # --- plain data ---
+
+    def layout(self, dim: Dim) -> Layout:
+        """The plain layout of a dimension."""
+        dim = find(dim)
+        if isinstance(dim, Unknown):
+            return Ref(self.names[dim]) if dim in self.names and dim.frozen is None else Fixed(dim.size)
+        parts = [self.layout(part) for part in dim.parts]
+        if isinstance(dim, Product):
+            return _simplified_product(parts)
+        return _simplified_cat(parts)
+
+    def tensor_layouts(self) -> dict[str, TensorLayout]:
+        """Layouts of all tensors, in the model's order."""
+        return {
+            name: TensorLayout(
+                tuple(self.layout(dim) for dim in self.ties.dims[name]),
+                role,
+                tuple(d for d in range(len(self.ties.dims[name])) if (name, d) in self.ties.reads),
+                self.tensors[name].is_floating_point(),
+            )
+            for name, role in self.roles.items()
+        }
+
+    def axes(self, layouts: Mapping[str, TensorLayout]) -> dict[str, Axis]:
+        """All axes, in the model's order."""
+        members = members_of(layouts)
+        by_name = {name: leaf for leaf, name in self.names.items()}
+        return {n: Axis(n, by_name[n].size, self.kinds[by_name[n]], pairs) for n, pairs in members.items()}
+
+    def frozen(self) -> list[Note]:
+        """Dimensions wider than one of parameters that stay whole, and why."""
+        notes = []
+        for name, place, dim in self._dims():
+            if self.roles[name] != "parameter":
+                continue
+            for leaf in unknowns(dim):
+                if leaf.frozen is not None and leaf.size > 1:
+                    notes.append(Note(f"{name}:{place}", leaf.frozen))
+        return list(dict.fromkeys(notes))
+
+    def changes(self, edits: Mapping[str, Edit]) -> dict[str, Change]:
+        """The edits of one walk with layouts in place of dimensions."""
+        result = {}
+        for node, edit in edits.items():
+            if edit.replace is not None:
+                operator, arguments = edit.replace
+                result[node] = Change({k: self._value(v) for k, v in arguments.items()}, operator)
+            else:
+                result[node] = Change({k: self._value(v) for k, v in edit.rewrite.items()})
+        return result
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Traced):
+            return None
+        if isinstance(value, list):
+            return [self._value(item) for item in value]
+        return self.layout(value) if isinstance(value, Unknown | Product | Concat) else value
+
+    def scales(self, scalars: Sequence[Scalar], follow: bool) -> list[Scale]:
+        """The numbers of one walk that are a power of an axis' size."""
+        result = []
+        for scalar in scalars:
+            match = self._width_behind(scalar)
+            if match is not None:
+                dim, power, sure = match
+                result.append(
+                    Scale(scalar.node, scalar.argument, scalar.value, self.layout(dim), power, follow and sure)
+                )
+        return result
+
+    def _width_behind(self, scalar: Scalar) -> tuple[Dim, float, bool] | None:
+        """The dimension a number was probably computed from: (dimension, power, beyond coincidence)."""
+        best: tuple[Dim, float, bool] | None = None
+        for dim in (part for around in scalar.around for part in _parts(around)):
+            leaves = list(unknowns(dim))
+            if not any(self.kinds.get(leaf) == "width" for leaf in leaves):
+                continue
+            count = size_of(dim)
+            for power in (-0.5, 0.5, -1.0, 1.0):
+                if abs(scalar.value - count**power) > 1e-6 * count**power or count < 2:
+                    continue
+                odd = power in (0.5, -0.5) and round(count**0.5) ** 2 != count
+                told = count >= 8 and any(leaf.roles & {"qk", "embedded"} for leaf in leaves)
+                if best is None or (odd or told) > best[2]:
+                    best = (dim, power, odd or told)
+        return best
+
+
+def _parts(dim: Dim) -> Iterable[Dim]:
+    dim = find(dim)
+    yield dim
+    if not isinstance(dim, Unknown):
+        for part in dim.parts:
+            yield from _parts(part)
+
+
+def _products(dim: Dim) -> Iterable[list[Unknown]]:
+    """The leaves multiplied with each other, for every product below ``dim``."""
+    dim = find(dim)
+    if isinstance(dim, Product):
+        yield list(dict.fromkeys(unknowns(dim)))
+    if not isinstance(dim, Unknown):
+        for part in dim.parts:
+            yield from _products(part)
+
+
+def _repeated(dim: Dim) -> list[Unknown]:
+    """Leaves that occur in two factors of one product."""
+    dim = find(dim)
+    if isinstance(dim, Unknown):
+        return []
+    result = [leaf for part in dim.parts for leaf in _repeated(part)]
+    if isinstance(dim, Product):
+        seen: set[Unknown] = set()
+        for part in dim.parts:
+            below = set(unknowns(part))
+            result.extend(below & seen)
+            seen |= below
+    return result
+
+
+def _simplified_product(parts: Sequence[Layout]) -> Layout:
+    merged: list[Layout] = []
+    for part in parts:
+        if isinstance(part, Fixed) and merged and isinstance(merged[-1], Fixed):
+            merged[-1] = Fixed(merged[-1].size * part.size)
+        elif part != Fixed(1):
+            merged.append(part)
+    return Prod(tuple(merged)) if len(merged) > 1 else (merged or [Fixed(1)])[0]
+
+
+def _simplified_cat(parts: Sequence[Layout]) -> Layout:
+    merged: list[Layout] = []
+    for part in parts:
+        if isinstance(part, Fixed) and merged and isinstance(merged[-1], Fixed):
+            merged[-1] = Fixed(merged[-1].size + part.size)
+        else:
+            merged.append(part)
+    return Cat(tuple(merged)) if len(merged) > 1 else merged[0]
+
+
+def apply_overrides(ties: Ties, roles: Mapping[str, Any], freeze_patterns: Iterable[str], tie: Iterable[Sequence[str]]) -> None:
+    """What the user or the model says about its axes, before anything is decided.
+
+    ``freeze`` patterns match ``tensor`` or ``tensor:dim``; ``tie`` lists ``tensor:dim`` that must share indices.
+    """
+    every = {f"{name}:{place}": dim for name in roles for place, dim in enumerate(ties.dims[name])}
+    for pattern in freeze_patterns:
+        matched = [dim for key, dim in every.items() if fnmatchcase(key, pattern) or fnmatchcase(key.rpartition(":")[0], pattern)]
+        if not matched:
+            raise FedrolexError(f"nothing matches freeze={pattern!r}: give a tensor name, or 'tensor:dimension', * allowed")
+        for dim in matched:
+            freeze(dim, "frozen on request")
+    for group in tie:
+        for key in group:
+            if key not in every:
+                raise FedrolexError(f"tie names {key!r}, which is not a 'tensor:dimension' of this model")
+            unify(every[group[0]], every[key])

@@ -1,0 +1,272 @@
+"""Rules for operations that sum over a dimension: linear layers, convolutions, matrix products, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedrolex.slicing.infer import Dim, can_divide, concat, divide, find, freeze, mark, product, size_of, unify
+from fedrolex.slicing.rules.call import Call, Dims, Traced, broadcast, fixed, rule, wrap
+
+SPATIAL = "a position in space or time"
+
+
+@rule("linear")
+def linear(call: Call) -> Dims:
+    x, weight, bias = call.arg["input"], call.arg["weight"], call.arg["bias"]
+    unify(x.dims[-1], call.contract(weight, len(weight.dims) - 1))
+    out = [*x.dims[:-1], *weight.dims[:-1]]
+    if bias is not None:
+        unify(bias.dims[0], weight.dims[0])
+    return out
+
+
+@rule("bilinear")
+def bilinear(call: Call) -> Dims:
+    left, right, weight, bias = (call.arg[name] for name in ("input1", "input2", "weight", "bias"))
+    unify(left.dims[-1], call.contract(weight, 1))
+    unify(right.dims[-1], call.contract(weight, 2))
+    for a, b in zip(left.dims[:-1], right.dims[:-1], strict=True):
+        unify(a, b)
+    if bias is not None:
+        unify(bias.dims[0], weight.dims[0])
+    return [*left.dims[:-1], weight.dims[0]]
+
+
+def _grouped(channels: Dim, groups: int) -> tuple[Dim, Dim] | None:
+    """(groups, channels in a group), or None where the channels cannot be regrouped so."""
+    inner = size_of(channels) // groups
+    return divide(channels, inner) if can_divide(channels, inner) else None
+
+
+@rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def convolution(call: Call) -> Dims:
+    x, weight, bias = call.arg["input"], call.arg["weight"], call.arg["bias"]
+    transposed = call.name.startswith("conv_transpose") or call.arg.get("transposed", False)
+    groups = call.arg["groups"]
+    channel = len(x.dims) - (len(weight.dims) - 2) - 1
+    for dim in (*x.dims[channel + 1 :], *weight.dims[2:]):
+        freeze(dim, SPATIAL)
+    if groups == 1:
+        read, written = (0, 1) if transposed else (1, 0)
+        unify(x.dims[channel], call.contract(weight, read))
+        out = weight.dims[written]
+    else:
+        out = _grouped_convolution(call, x.dims[channel], weight, groups, transposed)
+    if bias is not None:
+        unify(bias.dims[0], out)
+    spatial = fixed(call.shapes[0][channel + 1 :], SPATIAL)
+    return [*x.dims[:channel], out, *spatial]
+
+
+def _grouped_convolution(call: Call, channels: Dim, weight: Traced, groups: int, transposed: bool) -> Dim:
+    """Groups stay whole by default and the channels inside each are cut; depthwise, a group *is* a channel."""
+    outside = _grouped(channels, groups)
+    stored = _grouped(weight.dims[0], groups)
+    if outside is None or stored is None:
+        freeze(channels, "its channels do not split into the convolution's groups")
+        for dim in weight.dims[:2]:
+            freeze(dim, "its channels do not split into the convolution's groups")
+        return weight.dims[0] if not transposed else fixed([size_of(weight.dims[1]) * groups], "grouped")[0]
+    unify(outside[0], stored[0])
+    if size_of(outside[1]) > 1:
+        mark(outside[0], "groups")
+    call.rewrite["groups"] = outside[0]
+    if transposed:
+        unify(outside[1], stored[1])
+        call.contract(weight, 0)
+        return product((stored[0], weight.dims[1]))
+    unify(outside[1], call.contract(weight, 1))
+    return weight.dims[0]
+
+
+def _matmul(call: Call, a: Traced, b: Traced) -> list[Dim]:
+    """Dimensions of ``a @ b``; dimensions both carry along are independent problems, so "heads"."""
+    if a.origin is None and b.origin is None:
+        mark(a.dims[-1], "qk")
+    if len(a.dims) == 1 and len(b.dims) == 1:
+        unify(call.contract(a, 0), call.contract(b, 0))
+        return []
+    if len(b.dims) == 1:
+        unify(call.contract(a, len(a.dims) - 1), call.contract(b, 0))
+        return list(a.dims[:-1])
+    if len(a.dims) == 1:
+        unify(call.contract(a, 0), call.contract(b, len(b.dims) - 2))
+        return [*b.dims[:-2], b.dims[-1]]
+    unify(call.contract(a, len(a.dims) - 1), call.contract(b, len(b.dims) - 2))
+    batch_shape = call.shapes[0][:-2]
+    batch = broadcast(
+        [Traced(t.shape[:-2], t.dims[:-2]) for t in (a, b)],
+        batch_shape,
+    )
+    _mark_heads(a, b, len(batch_shape))
+    return [*batch, a.dims[-2], b.dims[-1]]
+
+
+def _mark_heads(a: Traced, b: Traced, batch: int) -> None:
+    for back in range(3, 3 + batch):
+        if len(a.dims) >= back and len(b.dims) >= back and a.shape[-back] == b.shape[-back] > 1:
+            mark(a.dims[-back], "heads")
+
+
+@rule("matmul", "mm", "bmm", "mv", "dot", "inner")
+def matmul(call: Call) -> Dims:
+    other = next(call.arg[name] for name in ("other", "mat2", "vec", "tensor") if name in call.arg)
+    return _matmul(call, call.arg["self"], other)
+
+
+@rule("addmm", "baddbmm", "addmv")
+def addmm(call: Call) -> Dims:
+    first = next(call.arg[name] for name in ("mat1", "batch1", "mat") if name in call.arg)
+    second = next(call.arg[name] for name in ("mat2", "batch2", "vec") if name in call.arg)
+    out = _matmul(call, first, second)
+    added = call.arg["self"]
+    return broadcast([Traced(call.shapes[0], tuple(out)), added], call.shapes[0])
+
+
+@rule("outer")
+def outer(call: Call) -> Dims:
+    return [call.arg["self"].dims[0], call.arg["vec2"].dims[0]]
+
+
+@rule("scaled_dot_product_attention")
+def attention(call: Call) -> Dims:
+    """q and k share their indices inside a head; v has its own; heads are kept whole by default."""
+    q, k, v, mask = (call.arg[name] for name in ("query", "key", "value", "attn_mask"))
+    unify(call.contract(q, len(q.dims) - 1), k.dims[-1])
+    unify(k.dims[-2], v.dims[-2])
+    mark(q.dims[-1], "qk")
+    mark(v.dims[-1], "v")
+    batch: list[Dim] = []
+    for place in range(len(q.dims) - 2):
+        batch.append(_attention_batch(q, k, v, place))
+    if mask is not None:
+        scores = Traced((*q.shape[:-1], k.shape[-2]), (*batch, q.dims[-2], k.dims[-2]))
+        broadcast([scores, mask], scores.shape)
+    return [*batch, q.dims[-2], v.dims[-1]]
+
+
+def _attention_batch(q: Traced, k: Traced, v: Traced, place: int) -> Dim:
+    """One batch dimension of attention; with grouped queries, q has several heads to each of k and v."""
+    heads, kept = q.dims[place], k.dims[place]
+    if k.shape[place] == q.shape[place]:
+        unify(heads, kept)
+    elif k.shape[place] > 1:
+        repeats = q.shape[place] // k.shape[place]
+        if can_divide(heads, repeats):
+            unify(divide(heads, repeats)[0], kept)
+        else:
+            freeze(heads, "query heads do not split over key heads")
+            freeze(kept, "query heads do not split over key heads")
+    if v.shape[place] == k.shape[place]:
+        unify(kept, v.dims[place])
+    if q.shape[place] > 1:
+        mark(heads, "heads")
+    return heads
+
+
+@rule("einsum")
+def einsum(call: Call) -> Dims:
+    """Letters are dimensions: equal letters are tied, letters missing on the right are summed over."""
+    equation = call.arg["equation"].replace(" ", "")
+    operands: list[Traced] = list(call.arg["tensors"])
+    left, _, right = equation.partition("->")
+    terms = left.split(",")
+    if "." in equation or "->" not in equation or any(len(set(term)) < len(term) for term in terms):
+        return _opaque_einsum(call, operands)
+    letters: dict[str, Dim] = {}
+    for term, operand in zip(terms, operands, strict=True):
+        for place, letter in enumerate(term):
+            if operand.shape[place] == 1:
+                letters.setdefault(letter, operand.dims[place])
+            elif letter in letters and size_of(letters[letter]) > 1:
+                unify(letters[letter], operand.dims[place])
+            else:
+                letters[letter] = operand.dims[place]
+            if letter not in right:
+                call.contract(operand, place)
+    for letter in right:
+        if sum(letter in term for term in terms) > 1 and len(terms) > 1 and set(left) - set(right) - {","}:
+            mark(letters[letter], "heads")
+    return [letters[letter] for letter in right]
+
+
+def _opaque_einsum(call: Call, operands: Sequence[Traced]) -> Dims:
+    for operand in operands:
+        for dim in operand.dims:
+            freeze(dim, "an einsum with an ellipsis or a repeated letter")
+    return fixed(call.shapes[0], "einsum")
+
+
+def _gates(weights: Sequence[Traced], hidden: Dim, gates: int) -> None:
+    """Recurrent weights stack their gates: rows are gate × hidden."""
+    for weight in weights:
+        rows = weight.dims[0]
+        if not can_divide(rows, size_of(hidden)):
+            freeze(rows, "rows of a recurrent layer that are not gates × hidden")
+            continue
+        gate, inner = divide(rows, size_of(hidden))
+        if gates > 1:
+            freeze(gate, "the gates of a recurrent layer")
+        unify(inner, hidden)
+
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+@rule("lstm", "gru", "rnn_tanh", "rnn_relu")
+def recurrent(call: Call) -> list[Dims]:
+    """All layers and directions of one recurrent module share the hidden axis: its state is one tensor."""
+    x, params = call.arg.get("input"), call.arg.get("params")
+    states: Any = call.arg.get("hx")
+    states = [states] if isinstance(states, Traced) else list(states or [])
+    bidirectional, layers = call.arg.get("bidirectional"), call.arg.get("num_layers")
+    directions = 2 if bidirectional else 1
+    per_cell = len(params) // (layers * directions) if params else 0
+    plain = x is not None and "batch_first" in call.arg and per_cell == (4 if call.arg["has_biases"] else 2)
+    if not plain or (call.name == "lstm" and states[0].shape[-1] != states[1].shape[-1]):
+        for tensor in call.tensors():
+            for dim in tensor.dims:
+                freeze(dim, f"a form of {call.name} that is not followed")
+        return [fixed(shape, call.name) for shape in call.shapes]
+    hidden = states[0].dims[-1]
+    for state in states[1:]:
+        unify(state.dims[-1], hidden)
+    below = x.dims[-1]
+    for layer in range(layers):
+        for direction in range(directions):
+            first = (layer * directions + direction) * per_cell
+            cell = params[first : first + per_cell]
+            _gates(cell, hidden, GATES[call.name])
+            unify(call.contract(cell[0], 1), below)
+            unify(call.contract(cell[1], 1), hidden)
+        below = _both_ways(hidden, directions)
+    for state in states:
+        freeze(state.dims[0], "layers of a recurrent module")
+    sequence = [*x.dims[:-1], below]
+    return [sequence, *[list(states[0].dims) for _ in states]]
+
+
+def _both_ways(hidden: Dim, directions: int) -> Dim:
+    return find(hidden) if directions == 1 else concat([hidden, hidden])
+
+
+@rule("_weight_norm")
+def weight_norm(call: Call) -> Dims:
+    v, g = call.arg["v"], call.arg["g"]
+    broadcast([v, g], v.shape)
+    return list(v.dims)
+
+
+@rule("cosine_similarity")
+def cosine_similarity(call: Call) -> Dims:
+    a, b, dim = call.arg["x1"], call.arg["x2"], call.arg["dim"]
+    rank = max(len(a.dims), len(b.dims))
+    shape = [max(n) for n in zip(a.shape, b.shape, strict=True)] if len(a.dims) == len(b.dims) else None
+    if shape is None:
+        for tensor in (a, b):
+            for below in tensor.dims:
+                freeze(below, "cosine similarity of tensors of different rank")
+        return fixed(call.shapes[0], "cosine similarity")
+    merged = broadcast([a, b], shape)
+    return [d for place, d in enumerate(merged) if place != wrap(dim, rank)]

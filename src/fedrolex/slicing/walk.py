@@ -1,0 +1,284 @@
+"""Walk a captured graph once, on the example, tying dimensions together by the rule of each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fedrolex.slicing.capture import Captured
+from fedrolex.slicing.infer import Dim, Unknown, freeze, mark, size_of
+from fedrolex.slicing.rules import RULES, Call, Traced
+from fedrolex.slicing.rules.call import fixed, freeze_all
+from fedrolex.slicing.rules.elementwise import pointwise
+from fedrolex.slicing.rules.shapes import permutation_of
+
+
+@dataclass
+class Edit:
+    """What a node needs in a sub-model: new arguments in which a :data:`Dim` stands for its size."""
+
+    rewrite: dict[str, Any]
+    replace: tuple[str, dict[str, Any]] | None = None
+
+
+@dataclass
+class Scalar:
+    """A number in the graph, with the dimensions around it that it may have been computed from.
+
+    Attributes:
+        node: name of the operation.
+        argument: its schema argument.
+        value: the number.
+        around: dimensions of the operands, and those just summed over.
+    """
+
+    node: str
+    argument: str
+    value: float
+    around: list[Dim]
+
+
+@dataclass
+class Ties:
+    """What walking found.
+
+    Attributes:
+        dims: dimensions of every tensor by its name.
+        edits: node name to the constants that are really widths.
+        reads: (tensor, dimension) pairs that are contracted over.
+        scalars: numbers that might be derived from a width.
+        unknown: operators without a rule that froze their operands.
+        kept: for each walk, the flat outputs that keep their shape.
+        exposed: outputs that are intermediate values, cut with the model.
+    """
+
+    dims: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
+    edits: list[dict[str, Edit]] = field(default_factory=list)
+    reads: set[tuple[str, int]] = field(default_factory=set)
+    scalars: list[list[Scalar]] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    kept: list[list[int]] = field(default_factory=list)
+    exposed: int = 0
+
+
+def walk(captured: Captured, inputs: Sequence[Tensor], ties: Ties) -> None:
+    """Run the graph on ``inputs`` and add what it ties together to ``ties``."""
+    for name, tensor in captured.tensors.items():
+        known = ties.dims.get(name)
+        if known is None:
+            ties.dims[name] = tuple(Unknown(n) if n != 1 else Unknown(1, "size one") for n in tensor.shape)
+    walker = _Walker(captured, ties)
+    with torch.no_grad():
+        walker.run(*(value.clone() for value in inputs))
+    ties.edits.append(walker.edits)
+    ties.scalars.append(walker.scalars)
+    ties.kept.append(walker.kept)
+
+
+class _Walker(fx.Interpreter):
+    """Interprets the graph; beside each value it keeps the :class:`Traced` view of it."""
+
+    def __init__(self, captured: Captured, ties: Ties) -> None:
+        root = torch.nn.Module()
+        for name, module in captured.modules.items():
+            parent = root
+            *path, last = name.split(".")
+            for step in path:
+                if not hasattr(parent, step):
+                    parent.add_module(step, torch.nn.Module())
+                parent = getattr(parent, step)
+            parent.add_module(last, module)
+        super().__init__(root, graph=captured.graph)
+        self.tensors = {name: tensor.detach().clone() for name, tensor in captured.tensors.items()}
+        self.ties = ties
+        self.traced: dict[fx.Node, Any] = {}
+        self.edits: dict[str, Edit] = {}
+        self.scalars: list[Scalar] = []
+        self.contracted: dict[fx.Node, list[Dim]] = {}
+        self.kept: list[int] = []
+
+    def fetch_attr(self, target: str) -> Any:
+        return self.tensors[target] if target in self.tensors else super().fetch_attr(target)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self.traced[n] = self._trace(n, result)
+        return result
+
+    def _trace(self, node: fx.Node, result: Any) -> Any:
+        if node.op == "placeholder":
+            return _view(result, lambda t: fixed(t.shape, "an input of the model"))
+        if node.op == "get_attr":
+            if not isinstance(result, Tensor):
+                return result
+            name = str(node.target)
+            return Traced(tuple(result.shape), self.ties.dims[name], (name, tuple(range(result.dim()))))
+        if node.op == "output":
+            self._outputs(node)
+            return None
+        return self._operation(node, result)
+
+    # --- operations ---
+
+    def _operation(self, node: fx.Node, result: Any) -> Any:
+        args, kwargs = (fx.map_arg(part, self._known) for part in (node.args, node.kwargs))
+        if getattr(node.target, "__name__", "") == "getitem":
+            return args[0][args[1]]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return self._opaque(str(node.target), [*args, *kwargs.values()], result)
+        tensors = _tensors_of(result)
+        call = Call(
+            name=operator_name(node.target),
+            arg=_by_name(node.target, args, kwargs),
+            shapes=[tuple(t.shape) for t in tensors],
+            unused=_unused(node, len(tensors)),
+        )
+        if not tensors:
+            freeze_all(call.tensors(), f"its values decide what the code does ({call.name})")
+            return result
+        found = self._apply(node.target, call)
+        if found is None:
+            return self._opaque(f"{node.target.namespace}::{call.name}", list(call.arg.values()), result)
+        if call.rewrite or call.replace:
+            self.edits[node.name] = Edit(call.rewrite, call.replace)
+        self.ties.reads.update(call.reads)
+        self._note_scalars(node, call)
+        return _assemble(result, found, self._origin(call))
+
+    def _apply(self, target: torch._ops.OpOverload, call: Call) -> list[Any] | None:
+        rule = RULES.get(call.name)
+        if target.namespace != "aten":
+            return None
+        if rule is None and torch.Tag.pointwise in target.tags:
+            rule = pointwise
+        if rule is None:
+            return None
+        try:
+            found = rule(call)
+            results = list(found) if len(call.shapes) > 1 or (found and isinstance(found[0], list)) else [found]
+            sizes = [tuple(size_of(dim) for dim in dims) for dims in results]
+        except (LookupError, TypeError, AttributeError, ValueError, StopIteration):
+            return None
+        return results if sizes == call.shapes else None
+
+    def _opaque(self, name: str, values: Sequence[Any], result: Any) -> Any:
+        """No rule: operands stay whole, the result is whole."""
+        operands = [t for v in values for t in (v if isinstance(v, list | tuple) else [v]) if isinstance(t, Traced)]
+        if operands:
+            freeze_all(operands, f"no rule for {name}")
+            self.ties.unknown[name] = self.ties.unknown.get(name, 0) + 1
+        return _view(result, lambda t: fixed(t.shape, f"made by {name}"))
+
+    @staticmethod
+    def _origin(call: Call) -> tuple[str, tuple[int, ...]] | None:
+        source = call.arg.get("self")
+        order = permutation_of(call)
+        if order is None or not isinstance(source, Traced) or source.origin is None:
+            return None
+        name, before = source.origin
+        return name, tuple(before[d] for d in order)
+
+    def _note_scalars(self, node: fx.Node, call: Call) -> None:
+        """Remember numbers that multiply or divide, with the dimensions they could be about."""
+        summed = [d for n in node.all_input_nodes for d in self.contracted.get(n, [])]
+        if call.contracted:
+            self.contracted[node] = call.contracted
+        elif call.name in ("mul", "div", "add", "masked_fill", "to", "view", "softmax", "true_divide", "sub"):
+            self.contracted[node] = summed
+        arguments = {"mul": ["other"], "div": ["other"], "true_divide": ["other"], "scaled_dot_product_attention": ["scale"]}
+        for argument in arguments.get(call.name, []):
+            value, where = call.arg.get(argument), (node.name, argument)
+            if isinstance(value, Traced) and not value.shape:
+                value, where = self._filled(node)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                around = [d for t in call.tensors() for d in t.dims] + summed
+                self.scalars.append(Scalar(*where, float(value), around))
+
+    @staticmethod
+    def _filled(node: fx.Node) -> tuple[Any, tuple[str, str]]:
+        """The number behind an operand that ``full([], number)`` made."""
+        other = node.args[1] if len(node.args) > 1 else None
+        if isinstance(other, fx.Node) and getattr(other.target, "__name__", "") == "full.default":
+            return other.args[1], (other.name, "fill_value")
+        return None, ("", "")
+
+    def _known(self, node: fx.Node) -> Any:
+        return self.traced[node]
+
+    # --- outputs ---
+
+    def _outputs(self, node: fx.Node) -> None:
+        """The first output, and every output that nothing else reads, keeps its shape."""
+        leaves: Any = node.args[0]
+        for place, leaf in enumerate(leaves):
+            traced = self.traced[leaf] if isinstance(leaf, fx.Node) else None
+            if not isinstance(traced, Traced):
+                continue
+            terminal = all(user.op == "output" for user in leaf.users)
+            if self.kept and not terminal:
+                self.ties.exposed += 1
+                continue
+            self.kept.append(place)
+            self._keep(traced)
+
+    @staticmethod
+    def _keep(traced: Traced) -> None:
+        """Freeze an output, except its classes (last, or second of an image), which a window may select from."""
+        rank = len(traced.dims)
+        classes = rank - 1 if rank < 4 else 1
+        for place, dim in enumerate(traced.dims):
+            if place == classes:
+                mark(dim, "outputs")
+            else:
+                freeze(dim, "an output of the model")
+
+
+def operator_name(target: torch._ops.OpOverload) -> str:
+    """``aten::relu_`` as ``relu``, ``aten::__and__`` as ``__and__``."""
+    name = target._schema.name.split("::")[-1]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def _by_name(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for place, argument in enumerate(target._schema.arguments):
+        if place < len(args):
+            named[argument.name] = args[place]
+        elif argument.name in kwargs:
+            named[argument.name] = kwargs[argument.name]
+        else:
+            named[argument.name] = argument.default_value
+    return named
+
+
+def _tensors_of(result: Any) -> list[Tensor]:
+    items = result if isinstance(result, list | tuple) else [result]
+    return [item for item in items if isinstance(item, Tensor)]
+
+
+def _unused(node: fx.Node, count: int) -> set[int]:
+    if count < 2:
+        return set()
+    used = {user.args[1] for user in node.users if getattr(user.target, "__name__", "") == "getitem" and user.users}
+    return set(range(count)) - {u for u in used if isinstance(u, int)}
+
+
+def _view(result: Any, dims: Any) -> Any:
+    """The Traced view of a result: tensors get dimensions, containers are walked, numbers stay."""
+    if isinstance(result, Tensor):
+        return Traced(tuple(result.shape), tuple(dims(result)))
+    if isinstance(result, list | tuple):
+        return [_view(item, dims) for item in result]
+    return result
+
+
+def _assemble(result: Any, found: Sequence[Sequence[Dim]], origin: tuple[str, tuple[int, ...]] | None) -> Any:
+    if isinstance(result, Tensor):
+        return Traced(tuple(result.shape), tuple(found[0]), origin)
+    queue = list(found)
+    return [Traced(tuple(i.shape), tuple(queue.pop(0))) if isinstance(i, Tensor) else i for i in result]
+

@@ -1,0 +1,185 @@
+"""Windows: for one client in one round, which indices of each axis it holds, in which order.
+
+A contiguous window is two integers (:class:`Run`); any other is an index list (:class:`Pick`). Axes a
+window does not mention are whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrolex.errors import FedrolexError
+
+Rounding = Literal["floor", "ceil"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``width`` consecutive indices of an axis of ``size``, from ``start``, wrapping past the end to 0."""
+
+    start: int
+    width: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.start < self.size and 1 <= self.width <= self.size):
+            raise FedrolexError(
+                f"no window of {self.width} from {self.start} on an axis of {self.size}: start must be in 0..{self.size - 1}, width in 1..{self.size}"
+            )
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is every index in its own order."""
+        return self.start == 0 and self.width == self.size
+
+    def indices(self) -> NDArray[np.int64]:
+        """The indices in order, shape ``(width,)``."""
+        return (self.start + np.arange(self.width)) % self.size
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """At most two (start, length) slices that make up the run, in order."""
+        first = min(self.width, self.size - self.start)
+        return [(self.start, first)] + ([(0, self.width - first)] if first < self.width else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Any distinct indices of an axis of ``size``, in the order given."""
+
+    chosen: tuple[int, ...]
+    size: int
+
+    def __post_init__(self) -> None:
+        if not self.chosen:
+            raise FedrolexError("a window needs at least one index")
+        if len(set(self.chosen)) != len(self.chosen):
+            raise FedrolexError("a window names an index twice")
+        if min(self.chosen) < 0 or max(self.chosen) >= self.size:
+            raise FedrolexError(f"a window names index {max(self.chosen) if min(self.chosen) >= 0 else min(self.chosen)} of an axis of {self.size}: allowed are 0..{self.size - 1}")
+
+    @property
+    def width(self) -> int:
+        """Number of indices."""
+        return len(self.chosen)
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is every index in its own order."""
+        return self.chosen == tuple(range(self.size))
+
+    def indices(self) -> NDArray[np.int64]:
+        """The indices in order, shape ``(width,)``."""
+        return np.asarray(self.chosen, dtype=np.int64)
+
+
+Span = Run | Pick
+
+
+def pick(indices: Iterable[int], size: int) -> Span:
+    """An index list as a span; a contiguous one (wrapping allowed) becomes a :class:`Run`."""
+    chosen = tuple(int(i) for i in indices)
+    span = Pick(chosen, size)
+    if all((a + 1) % size == b for a, b in zip(chosen, chosen[1:], strict=False)):
+        return Run(chosen[0], len(chosen), size)
+    return span
+
+
+class Window(Mapping[str, Span]):
+    """Axis name to :class:`Run` or :class:`Pick`; immutable, hashable, plain data.
+
+    Args:
+        spans: the axes that are not whole.
+        wiring: indices for single (tensor, dimension) pairs that differ from their axis'. Only the
+            compatibility scheme of :mod:`fedrolex.slicing.published` uses it: such a cut is not a
+            sub-network of the model.
+    """
+
+    def __init__(self, spans: Mapping[str, Span], wiring: Mapping[tuple[str, int], Span] | None = None) -> None:
+        self._spans = {name: span for name, span in spans.items() if not span.whole}
+        self.wiring: Mapping[tuple[str, int], Span] = dict(wiring or {})
+
+    def __getitem__(self, axis: str) -> Span:
+        return self._spans[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        return (tuple(sorted(self._spans.items())), tuple(sorted(self.wiring.items())))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Window) and self._key == other._key
+
+    def __repr__(self) -> str:
+        def short(span: Span) -> str:
+            return f"{span.start}+{span.width}/{span.size}" if isinstance(span, Run) else f"{span.width} of {span.size}"
+
+        return "Window(" + ", ".join(f"{name}: {short(span)}" for name, span in self._spans.items()) + ")"
+
+    def span(self, tensor: str, dim: int, axis: str) -> Span | None:
+        """What ``axis`` is cut to inside dimension ``dim`` of ``tensor``; None where it is whole."""
+        return self.wiring.get((tensor, dim)) or self._spans.get(axis)
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON data: a run is ``[start, width, size]``, a pick ``{"pick": [...], "size": n}``."""
+        if self.wiring:
+            raise FedrolexError("a window of the published mis-wiring cannot be sent: it is for comparison only")
+        return {
+            name: [s.start, s.width, s.size] if isinstance(s, Run) else {"pick": list(s.chosen), "size": s.size}
+            for name, s in self._spans.items()
+        }
+
+    @staticmethod
+    def decode(data: Mapping[str, Any]) -> Window:
+        """Inverse of :meth:`encode`."""
+        spans: dict[str, Span] = {}
+        for name, value in data.items():
+            match value:
+                case [int(start), int(width), int(full)]:
+                    spans[name] = Run(start, width, full)
+                case {"pick": [*chosen], "size": int(full)} if all(isinstance(i, int) for i in chosen):
+                    spans[name] = Pick(tuple(chosen), full)
+                case _:
+                    raise FedrolexError(f"not a window for axis {name}: {value!r}")
+        return Window(spans)
+
+
+WHOLE = Window({})
+
+
+def capacity(value: Fraction | int | float | str) -> Fraction:
+    """A capacity as an exact fraction in (0, 1].
+
+    Strings such as ``"1/16"`` or ``"0.25"`` and floats are read as the decimal they print as, so ``0.1``
+    is one tenth.
+    """
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        fraction = value if isinstance(value, Fraction) else Fraction(str(value).strip())
+    except (ValueError, ZeroDivisionError):
+        raise FedrolexError(f"capacity {value!r} is not a number: give a fraction such as 1/4, or 0.25") from None
+    if not 0 < fraction <= 1:
+        raise FedrolexError(f"capacity {value} is outside (0, 1]: give a fraction such as 1/4, or 0.25")
+    return fraction
+
+
+def width(size: int, beta: Fraction, rounding: Rounding = "floor") -> int:
+    """How many of ``size`` indices a client of capacity ``beta`` holds: ⌊βK⌋ or ⌈βK⌉, never below 1."""
+    exact = beta * size
+    return max(1, math.ceil(exact) if rounding == "ceil" else math.floor(exact))
