@@ -7,10 +7,10 @@ without the model's code and without the graph it was derived from.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.layout import Fixed, Layout
+from fedrolex.slicing.links import Links
 from fedrolex.slicing.regions import Region, regions
 from fedrolex.slicing.windows import Rounding, Window, capacity, width
 
 FORMAT = 1
+REMEMBERED = 4096
 
 Kind = Literal["width", "heads", "groups", "factor", "rows", "outputs"]
 KINDS: dict[str, str] = {
@@ -78,7 +80,7 @@ class Note:
     what: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axes:
     """The axes of one model, and everything that is cut along them.
 
@@ -97,7 +99,8 @@ class Axes:
     aliases: Mapping[str, str] = field(default_factory=dict)
     frozen: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
-    build: Callable[[Mapping[str, int], Mapping[str, Tensor]], nn.Module] | None = field(default=None, compare=False)
+    build: Callable[[Mapping[str, int], Mapping[str, Tensor]], nn.Module] | None = None
+    _regions: dict[tuple[str, Window, bool], Region] = field(default_factory=dict, init=False, repr=False)
 
     # --- sizes ---
 
@@ -149,10 +152,21 @@ class Axes:
                 raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}, the traced model's has {self.shape(name)}")
         return {name: tensor.detach() for name, tensor in found.items()}
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - an Axes lives as long as its run
-    def region(self, tensor: str, window: Window) -> Region:
-        """Where the elements of a window lie in ``tensor``, and where in its cut."""
-        return regions(tensor, self.tensors[tensor].dims, self.full, window)
+    def region(self, tensor: str, window: Window, *, counts: bool = False) -> Region:
+        """Where the elements of a window lie in ``tensor``, and where in its cut.
+
+        With ``counts``, dimensions without an axis are taken as one long: see :class:`~fedrolex.slicing.fold.Fold`.
+        """
+        key = (tensor, window, counts)
+        found = self._regions.get(key)
+        if found is None:
+            if len(self._regions) >= REMEMBERED:
+                self._regions.clear()
+            dims = self.tensors[tensor].dims
+            if counts:
+                dims = tuple(dim if any(True for _ in layouts.refs(dim)) else Fixed(1) for dim in dims)
+            found = self._regions[key] = regions(tensor, dims, self.full, window)
+        return found
 
     def take(self, state: Mapping[str, Tensor], window: Window, out: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The window's part of every tensor of ``state``, as new tensors or copied into ``out``."""
@@ -182,14 +196,19 @@ class Axes:
 
     # --- modules ---
 
-    def cut(self, model: nn.Module, window: Window) -> nn.Module:
-        """A real, smaller module: the sub-network of ``model`` on the window's indices."""
+    def cut(self, model: nn.Module, window: Window, links: Links | None = None) -> nn.Module:
+        """A real, smaller module: the sub-network of ``model`` on the window's indices.
+
+        Weights between blocks that ``links`` leaves unconnected are zero in it and stay zero in training.
+        """
         if self.build is None:
             raise FedrolexError("these axes were loaded without a model: trace it, or pass a factory, to build sub-models")
         state = self.state(model)
         module = self.build(self.widths(window), self._constants(window))
         self.load(module, state, window)
         module.train(model.training)
+        if links is not None:
+            links.hold(self, module, window)
         return module
 
     def _constants(self, window: Window) -> dict[str, Tensor]:
@@ -280,8 +299,6 @@ class Axes:
             raise FedrolexError("not axes data: expected a JSON object")
         return Axes.decode(data)
 
-    __hash__ = object.__hash__
-
 
 def members_of(tensors: Mapping[str, TensorLayout]) -> dict[str, tuple[tuple[str, int], ...]]:
     """Axis name to the (tensor, dimension) pairs that mention it."""
@@ -291,8 +308,3 @@ def members_of(tensors: Mapping[str, TensorLayout]) -> dict[str, tuple[tuple[str
             for axis in layouts.refs(layout):
                 found.setdefault(axis, {})[name, dim] = None
     return {axis: tuple(pairs) for axis, pairs in found.items()}
-
-
-def whole_dims(shape: Iterable[int]) -> tuple[Layout, ...]:
-    """Layouts of a tensor that is never cut."""
-    return tuple(Fixed(n) for n in shape)

@@ -1,0 +1,240 @@
+"""The server's selective average: what clients trained is averaged where they trained it.
+
+For every position, over the clients that hold it::
+
+    new = Σ weight · value / Σ weight        and nobody held it: new = old, bit for bit
+
+A :class:`Fold` streams: it keeps one sum and one (smaller) count a tensor, whatever the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedrolex.errors import FedrolexError
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.layout import Layout, refs
+from fedrolex.slicing.links import Links
+from fedrolex.slicing.regions import regions
+from fedrolex.slicing.windows import Span, Window, pick
+
+Normaliser = Literal["per_position", "cohort", "expected"]
+Weight = float | Mapping[str, float]
+Rows = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class _Update:
+    part: Mapping[str, Tensor]
+    window: Window
+    weight: Weight
+    rows: Rows | None
+
+
+class Fold:
+    """A selective average in progress.
+
+    Args:
+        axes: the model's axes.
+        base: the server's tensors; they are read, never written.
+        normaliser: ``per_position`` divides by the weight that covered a position (the paper),
+            ``cohort`` by the weight of all clients (a zero-padded mean of updates), ``expected`` by
+            ``expected`` (what privacy needs: a divisor that does not depend on who took part).
+        expected: the divisor, one for all tensors or one for each, for ``normaliser="expected"``.
+        order: client ids in the order to fold them in. Updates that arrive before their turn wait, so
+            that the result does not depend on the order of arrival; memory is then the model plus
+            what waits.
+        links: blocks without weights between them: those positions end up zero.
+    """
+
+    def __init__(
+        self,
+        axes: Axes,
+        base: Mapping[str, Tensor],
+        *,
+        normaliser: Normaliser = "per_position",
+        expected: Weight | None = None,
+        order: Sequence[Hashable] | None = None,
+        links: Links | None = None,
+    ) -> None:
+        if normaliser not in ("per_position", "cohort", "expected"):
+            raise FedrolexError(f"normaliser {normaliser!r} is unknown: use per_position, cohort or expected")
+        if (normaliser == "expected") != (expected is not None):
+            raise FedrolexError("normaliser 'expected' needs expected=, the divisor, and only it does")
+        self.axes = axes
+        self.base = {name: tensor for name, tensor in base.items() if axes.tensors[name].floating}
+        self._integers = {name: tensor for name, tensor in base.items() if name not in self.base}
+        self.normaliser = normaliser
+        self.expected = expected
+        self.links = links
+        self.clients: list[Hashable] = []
+        self._sums = {name: _zeros(tensor, tensor.shape) for name, tensor in self.base.items()}
+        self._counts = {name: _zeros(tensor, self._count_shape(name)) for name, tensor in self.base.items()}
+        self._total = dict.fromkeys(self.base, 0.0)
+        self._order = None if order is None else list(order)
+        self._next = 0
+        self._waiting: dict[Hashable, _Update | None] = {}
+
+    def _count_shape(self, name: str) -> tuple[int, ...]:
+        """Counts are equal along dimensions without an axis: one number serves them all."""
+        dims = self.axes.tensors[name].dims
+        return tuple(n if _cut(dim) else 1 for n, dim in zip(self.base[name].shape, dims, strict=True))
+
+    # --- taking updates in ---
+
+    def add(self, client: Hashable, part: Mapping[str, Tensor], window: Window, weight: Weight = 1.0, rows: Rows | None = None) -> None:
+        """Fold in what one client sends back. A bad update raises and changes nothing.
+
+        Args:
+            client: its id; each client counts once.
+            part: the window's part of every floating tensor of ``base``; integer tensors are ignored.
+            window: the window this client was given.
+            weight: the client's weight, or one for each tensor.
+            rows: axis name to the indices the client really trained (its own classes, its own words);
+                other positions of that axis do not count.
+        """
+        self.check(client, part, window, weight, rows)
+        update = _Update(part, window, weight, rows)
+        if self._order is None:
+            self.clients.append(client)
+            self._fold(update)
+            return
+        if self._next < len(self._order) and self._order[self._next] == client:
+            self._waiting[client] = update
+        else:
+            self._waiting[client] = _Update({n: t.clone() for n, t in part.items()}, window, weight, rows)
+        self._advance()
+
+    def skip(self, client: Hashable) -> None:
+        """Say that a client of ``order`` will not report."""
+        if self._order is None or client not in self._order:
+            raise FedrolexError(f"client {client!r} is not in the order of this fold")
+        self._waiting.setdefault(client, None)
+        self._advance()
+
+    def check(self, client: Hashable, part: Mapping[str, Tensor], window: Window, weight: Weight = 1.0, rows: Rows | None = None) -> None:
+        """Raise, in one line, if :meth:`add` would not take this update."""
+        if client in self.clients or client in self._waiting:
+            raise FedrolexError(f"client {client!r} sent two updates")
+        if self._order is not None and client not in self._order:
+            raise FedrolexError(f"client {client!r} is not in the order of this fold")
+        sent = {name for name in part if name not in self._integers}
+        odd = sorted(sent ^ set(self.base))
+        if odd:
+            raise FedrolexError(f"client {client!r}: tensor {odd[0]!r} is {'unknown' if odd[0] in sent else 'missing'}")
+        for name in self.base:
+            tensor = part[name]
+            if not tensor.is_floating_point():
+                raise FedrolexError(f"client {client!r}: {name} holds {tensor.dtype}, not real numbers")
+            try:
+                self.axes.fits(name, tensor, window)
+            except FedrolexError as error:
+                raise FedrolexError(f"client {client!r}: {error}") from None
+            share = weight[name] if isinstance(weight, Mapping) else weight
+            if not (isfinite(share) and share > 0):
+                raise FedrolexError(f"client {client!r}: weight {share} is not a positive number")
+        for axis, indices in (rows or {}).items():
+            if axis not in self.axes.axes:
+                raise FedrolexError(f"client {client!r}: rows name axis {axis!r}, which this model does not have")
+            pick(sorted(indices), self.axes.axes[axis].size)
+
+    def _advance(self) -> None:
+        assert self._order is not None
+        while self._next < len(self._order) and self._order[self._next] in self._waiting:
+            client = self._order[self._next]
+            update = self._waiting.pop(client)
+            self._next += 1
+            if update is not None:
+                self.clients.append(client)
+                self._fold(update)
+
+    def _fold(self, update: _Update) -> None:
+        with torch.no_grad():
+            for name in self.base:
+                self._fold_tensor(name, update)
+
+    def _fold_tensor(self, name: str, update: _Update) -> None:
+        part, window = update.part[name], update.window
+        weight = float(update.weight[name] if isinstance(update.weight, Mapping) else update.weight)
+        self._total[name] += weight
+        if update.rows is not None:
+            narrowed = self._narrow(name, part, window, update.rows)
+            if narrowed is None:
+                return
+            part, window = narrowed
+        self.axes.region(name, window).add(self._sums[name], part.to(self._sums[name].device), weight)
+        self.axes.region(name, window, counts=True).add_constant(self._counts[name], weight)
+
+    def _narrow(self, name: str, part: Tensor, window: Window, rows: Rows) -> tuple[Tensor, Window] | None:
+        """The rows of ``part`` that count, and the window they lie in; None where there are none."""
+        dims = self.axes.tensors[name].dims
+        mentioned = {axis for dim in dims for axis in refs(dim)} & set(rows)
+        if not mentioned:
+            return part, window
+        inside: dict[str, Span] = {}
+        outside: dict[str, Span] = dict(window)
+        for axis in mentioned:
+            size = self.axes.axes[axis].size
+            held = window[axis].indices().tolist() if axis in window else list(range(size))
+            wanted = set(rows[axis])
+            places = [place for place, index in enumerate(held) if index in wanted]
+            if not places:
+                return None
+            inside[axis] = pick(places, len(held))
+            outside[axis] = pick([held[place] for place in places], size)
+        within = regions(name, dims, self.axes.widths(window), Window(inside))
+        return within.take(part), Window(outside)
+
+    # --- giving the result out ---
+
+    def average(self) -> dict[str, Tensor]:
+        """The new server tensors. Ends the fold: it must not be added to afterwards."""
+        if self._order is not None and self._waiting:
+            late = [c for c in self._order if c not in self.clients and c not in self._waiting]
+            raise FedrolexError(f"client {late[0]!r} has not reported: add its update, or skip it")
+        with torch.no_grad():
+            new = {name: self._average(name) for name in self.base}
+            if self.links is not None:
+                self.links.unlink(self.axes, new)
+        self._sums, self._counts = {}, {}
+        return {**new, **{name: tensor.clone() for name, tensor in self._integers.items()}}
+
+    def change(self) -> dict[str, Tensor]:
+        """The average minus ``base``, zero where nobody trained: what a server optimiser steps along."""
+        new = self.average()
+        return {name: new[name] - base for name, base in self.base.items()}
+
+    def count(self, name: str) -> Tensor:
+        """The weight that covered each position of a tensor so far; broadcasts against it."""
+        return self._counts[name]
+
+    def _average(self, name: str) -> Tensor:
+        sums, counts, base = self._sums[name], self._counts[name], self.base[name]
+        if self.normaliser == "per_position":
+            bare = counts == 0
+            if not bool(bare.any()):
+                return sums.div_(counts).to(base.dtype)
+            return torch.where(bare, base, sums.div_(counts.masked_fill(bare, 1)).to(base.dtype))
+        if self.normaliser == "cohort":
+            divisor = self._total[name]
+        else:
+            assert self.expected is not None
+            divisor = float(self.expected[name] if isinstance(self.expected, Mapping) else self.expected)
+        step = (sums - counts * base) / (divisor or 1.0)
+        return torch.where(counts == 0, base, (base + step).to(base.dtype))
+
+
+def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """An accumulator: float32 at least."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.zeros(shape, dtype=dtype, device=like.device)
+
+
+def _cut(layout: Layout) -> bool:
+    return any(True for _ in refs(layout))

@@ -1,0 +1,25 @@
+"""Random numbers that depend on what they are for, and on nothing else.
+
+Every stream is keyed by (seed, purpose, …): the same key gives the same numbers on every platform and
+numpy version, in whatever order streams are opened, on the server and on a client alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def words(count: int, seed: int, purpose: str, *key: object) -> NDArray[np.uint64]:
+    """``count`` random 64-bit words of the stream ``(seed, purpose, *key)``, shape ``(count,)``."""
+    name = "\x1f".join([str(seed), purpose, *map(str, key)]).encode()
+    digest = hashlib.blake2b(name, digest_size=16).digest()
+    return np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(count)
+
+
+def sample(size: int, count: int, seed: int, purpose: str, *key: object) -> NDArray[np.int64]:
+    """``count`` of ``range(size)`` without replacement, uniformly, in ascending order, shape ``(count,)``."""
+    order = np.argsort(words(size, seed, purpose, *key), kind="stable")
+    return np.sort(order[:count]).astype(np.int64)
