@@ -19,7 +19,11 @@ def words(count: int, seed: int, purpose: str, *key: object) -> NDArray[np.uint6
     return np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(count)
 
 
+def shuffle(size: int, seed: int, purpose: str, *key: object) -> NDArray[np.int64]:
+    """``range(size)`` in random order, shape ``(size,)``."""
+    return np.argsort(words(size, seed, purpose, *key), kind="stable").astype(np.int64)
+
+
 def sample(size: int, count: int, seed: int, purpose: str, *key: object) -> NDArray[np.int64]:
     """``count`` of ``range(size)`` without replacement, uniformly, in ascending order, shape ``(count,)``."""
-    order = np.argsort(words(size, seed, purpose, *key), kind="stable")
-    return np.sort(order[:count]).astype(np.int64)
+    return np.sort(shuffle(size, seed, purpose, *key)[:count])

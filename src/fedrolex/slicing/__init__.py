@@ -1,0 +1,22 @@
+"""Cut any model, prove the cut, fold what comes back. Knows nothing of federated learning.
+
+    axes = trace(model, example)                                      # derive and prove the axes
+    window = Rolling().window(axes, round=3, capacity="1/4")          # which indices
+    small = axes.cut(model, window)                                   # a real, smaller module
+    fold = Fold(axes, axes.state(model)); fold.add(0, axes.state_of(small), window); new = fold.average()
+"""
+
+from fedrolex.slicing.axes import Axes, Axis, Note, TensorLayout
+from fedrolex.slicing.fold import Fold
+from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref
+from fedrolex.slicing.links import Links
+from fedrolex.slicing.published import RandomMiswired
+from fedrolex.slicing.schemes import Blocks, Ordered, Random, Rolling, Scheme, Select, Static, spread
+from fedrolex.slicing.trace import Hints, trace
+from fedrolex.slicing.windows import WHOLE, Pick, Run, Span, Window, exact, pick, width
+
+__all__ = [
+    "WHOLE", "Axes", "Axis", "Blocks", "Cat", "Fixed", "Fold", "Hints", "Layout", "Links", "Note", "Ordered", "Pick",
+    "Prod", "Random", "RandomMiswired", "Ref", "Rolling", "Run", "Scheme", "Select", "Span", "Static",
+    "TensorLayout", "Window", "exact", "pick", "spread", "trace", "width",
+]  # fmt: skip

@@ -22,7 +22,7 @@ from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.layout import Fixed, Layout
 from fedrolex.slicing.links import Links
 from fedrolex.slicing.regions import Region, regions
-from fedrolex.slicing.windows import Rounding, Window, capacity, width
+from fedrolex.slicing.windows import Rounding, Window, exact, width
 
 FORMAT = 1
 REMEMBERED = 4096
@@ -119,7 +119,7 @@ class Axes:
         if isinstance(of, Window):
             self._check(of)
             return {name: of[name].width if name in of else axis.size for name, axis in self.axes.items()}
-        beta = capacity(of)
+        beta = exact(of)
         return {name: width(a.size, beta, rounding) if a.kind == "width" else a.size for name, a in self.axes.items()}
 
     def shape(self, tensor: str, widths: Mapping[str, int] | None = None) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing import layout as layouts
-from fedrolex.slicing.windows import Run, Window, capacity
+from fedrolex.slicing.windows import Run, Window, exact
 
 if TYPE_CHECKING:
     from fedrolex.slicing.axes import Axes, Axis
@@ -38,7 +38,7 @@ class Links:
     reach: Literal["own", "before"] = "own"
 
     def __init__(self, shares: Sequence[Fraction | str | float], reach: Literal["own", "before"] = "own") -> None:
-        exact = tuple(capacity(share) for share in shares)
+        exact = tuple(exact(share) for share in shares)
         if not exact or sum(exact) > 1:
             raise FedrolexError(f"shares {', '.join(map(str, shares))} must be one or more fractions that add up to at most 1")
         if reach not in ("own", "before"):

@@ -6,6 +6,7 @@ into plain Python code for given widths; the code reads its tensors from the mod
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +100,7 @@ class Program:
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
             if node.name in self.changes:
-                self._change(graph, copied, self.changes[node.name], widths)
+                self._change(copied, self.changes[node.name], widths)
             named = arguments_of(copied)
             for argument in named:
                 if (node.name, argument) in scales:
@@ -116,19 +117,19 @@ class Program:
         code = fx.GraphModule(holder, graph, class_name="SubModelCode")
         return type(code).forward
 
-    def _change(self, graph: fx.Graph, node: fx.Node, change: Change, widths: Mapping[str, int]) -> None:
+    def _change(self, node: fx.Node, change: Change, widths: Mapping[str, int]) -> None:
         if not change.depends:
             return
         named = arguments_of(node)
+        sized = _Sizes(node, widths, self.full)
         if change.operator is not None:
             node.target = getattr(torch.ops.aten, change.operator).default
             first = next(v for v in named.values() if isinstance(v, fx.Node))
-            named = {k: first if v is None else v for k, v in change.arguments.items()}
-            named = {k: _sized(v, None, widths) for k, v in named.items()}
+            named = {k: first if v is None else sized(v, None) for k, v in change.arguments.items()}
         else:
             for name, new in change.arguments.items():
                 if _depends(new) or not isinstance(new, LAYOUT):
-                    named[name] = _sized(new, named.get(name), widths)
+                    named[name] = sized(new, named.get(name))
         set_arguments(node, named)
 
 
@@ -138,16 +139,33 @@ def _depends(value: Any) -> bool:
     return isinstance(value, LAYOUT) and any(True for _ in refs(value))
 
 
-def _sized(new: Any, old: Any, widths: Mapping[str, int]) -> Any:
-    """``new`` with layouts as numbers; a size that no axis is part of (the batch) stays as it was."""
-    if isinstance(new, list):
-        before = list(old) if isinstance(old, list | tuple) else [None] * len(new)
-        return [_sized(n, o, widths) for n, o in zip(new, before, strict=True)]
-    if not isinstance(new, LAYOUT):
-        return new
-    if not _depends(new) and old is not None:
-        return old
-    return -1 if isinstance(old, fx.Node) else size(new, widths)
+@dataclass(frozen=True)
+class _Sizes:
+    """Turns layouts into numbers for one node of the new graph."""
+
+    node: fx.Node
+    widths: Mapping[str, int]
+    full: Mapping[str, int]
+
+    def __call__(self, new: Any, old: Any) -> Any:
+        """``new`` with layouts as numbers; a size that no axis is part of (the batch) stays as it was."""
+        if isinstance(new, list):
+            before = list(old) if isinstance(old, list | tuple) else [None] * len(new)
+            return [self(n, o) for n, o in zip(new, before, strict=True)]
+        if not isinstance(new, LAYOUT):
+            return new
+        if old == -1 or (old is not None and not _depends(new)):
+            return old
+        return self._scaled(new, old) if isinstance(old, fx.Node) else size(new, self.widths)
+
+    def _scaled(self, new: Layout, old: fx.Node) -> fx.Node:
+        """A size computed at run time from the batch and an axis (batch × heads), for the axis' new width."""
+        after, before = size(new, self.widths), size(new, self.full)
+        if after == before:
+            return old
+        graph = self.node.graph
+        with graph.inserting_before(self.node):
+            return graph.call_function(operator.floordiv, (graph.call_function(operator.mul, (old, after)), before))
 
 
 def _attach(root: nn.Module, name: str, value: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.axes import Axes, Axis
 from fedrolex.slicing.links import Links
-from fedrolex.slicing.windows import Pick, Rounding, Run, Span, Window, capacity, pick, width
+from fedrolex.slicing.windows import Pick, Rounding, Run, Span, Window, exact, pick, width
 from fedrolex.streams import sample
 
 
@@ -38,7 +38,7 @@ class Scheme(ABC):
 
     def window(self, axes: Axes, *, round: int, capacity: Fraction | str | float, client: int = 0) -> Window:
         """The window of one client in one round."""
-        beta = _exact(capacity)
+        beta = exact(capacity)
         if round < 0:
             raise FedrolexError(f"round {round} is negative: rounds count from 0")
         return Window(
@@ -56,8 +56,6 @@ class Scheme(ABC):
         """How many indices of ``axis`` a client of capacity ``beta`` holds."""
         return width(axis.size, beta, self.rounding)
 
-
-_exact = cache(capacity)
 
 Offset = Callable[[Axis, int, int, int], int]
 """(axis, its place, round, client) to a shift of the window's start."""
@@ -102,7 +100,7 @@ class Rolling(Scheme):
 def spread(clients: int) -> Offset:
     """Low-discrepancy start offsets: every axis and every client of a round starts somewhere else.
 
-    Start t of axis i is ⌊K·frac(t·√pᵢ)⌋, with t = round · clients + client and pᵢ the i-th prime: an
+    Offset t of axis i is ⌊K·frac(t·∛pᵢ)⌋, with t = round · clients + client and pᵢ the i-th prime: an
     additive recurrence whose axes are independent of each other, so that pairs of nodes meet evenly and
     all weights are reached, not only all nodes.
 
@@ -121,14 +119,17 @@ def spread(clients: int) -> Offset:
 
 @cache
 def _root(place: int) -> int:
-    """The fractional part of the square root of the (place + 1)-th prime, in units of 2⁻⁶⁴."""
-    prime, found = 2, 0
-    while True:
-        if all(prime % d for d in range(2, isqrt(prime) + 1)):
-            if found == place:
-                return isqrt(prime << 128) % 2**64
-            found += 1
+    """The fractional part of the cube root of the (place + 1)-th prime, in units of 2⁻⁶⁴."""
+    prime, found = 1, -1
+    while found < place:
         prime += 1
+        found += all(prime % d for d in range(2, isqrt(prime) + 1))
+    radicand = prime << 192
+    low, high = 0, 1 << 72
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if middle**3 <= radicand else (low, middle)
+    return low % 2**64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,19 +203,19 @@ class Ordered(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         for fraction in self.widths:
-            capacity(fraction)
+            exact(fraction)
 
     def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Run:
         return Run(0, self.width(axis, beta), axis.size)
 
     def choices(self, beta: Fraction | str | float) -> list[Fraction]:
         """The widths a client of this capacity may draw, ascending."""
-        limit = capacity(beta)
-        return sorted(p for p in map(capacity, self.widths) if p <= limit)
+        limit = exact(beta)
+        return sorted(p for p in map(exact, self.widths) if p <= limit)
 
     def inner(self, axes: Axes, beta: Fraction | str | float, p: Fraction | str | float) -> Window:
         """The window of width ``p`` inside the sub-model of capacity ``beta``, on the sub-model's own axes."""
-        outer, narrow = capacity(beta), capacity(p)
+        outer, narrow = exact(beta), exact(p)
         if narrow > outer:
             raise FedrolexError(f"width {p} is larger than the client's capacity {beta}")
         return Window({a.name: Run(0, self.width(a, narrow), self.width(a, outer)) for a in axes.cut_axes})

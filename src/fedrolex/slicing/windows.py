@@ -162,8 +162,8 @@ class Window(Mapping[str, Span]):
 WHOLE = Window({})
 
 
-def capacity(value: Fraction | int | float | str) -> Fraction:
-    """A capacity as an exact fraction in (0, 1].
+def exact(value: Fraction | int | float | str) -> Fraction:
+    """A capacity (or any share of an axis) as an exact fraction in (0, 1].
 
     Strings such as ``"1/16"`` or ``"0.25"`` and floats are read as the decimal they print as, so ``0.1``
     is one tenth.

@@ -1,0 +1,5 @@
+"""``python -m fedrolex``."""
+
+from fedrolex.cli.app import main
+
+main()

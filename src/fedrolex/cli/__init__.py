@@ -1,0 +1,1 @@
+"""The command line: ``fedrolex COMMAND``. One file a command; :mod:`fedrolex.cli.app` puts them together."""

@@ -1,0 +1,52 @@
+"""``fedrolex``: the commands, and what happens when something is wrong with what the user gave."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fedrolex import __version__
+from fedrolex.cli.coverage import coverage_command
+from fedrolex.cli.slice import slice_command
+from fedrolex.errors import FedrolexError
+
+app = typer.Typer(
+    name="fedrolex",
+    help="Train one large PyTorch model on devices that each hold only a part of it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("slice")(slice_command)
+app.command("coverage")(coverage_command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedrolex {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train one large PyTorch model on devices that each hold only a part of it."""
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on stderr and exit status 2."""
+    try:
+        app()
+    except FedrolexError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None

@@ -1,0 +1,116 @@
+"""Reading models and examples from command-line words. Nothing is evaluated: values are YAML scalars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from fedrolex.errors import FedrolexError
+from fedrolex.importing import resolve
+
+INPUT = "2x3x224x224"
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\(\))?")
+
+
+def read_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` words as keyword arguments.
+
+    A value is a YAML scalar or list. ``NAME=MODULE:OBJECT`` is that object; with ``NAME.KEY=VALUE`` words
+    beside it (or ``()`` behind it) it is called with those, so a configuration object can be built::
+
+        --arg config=transformers:GPT2Config --arg config.n_layer=2
+    """
+    flat: dict[str, Any] = {}
+    nested: dict[str, list[str]] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise FedrolexError(f"--arg {pair!r} is not NAME=VALUE")
+        outer, dot, rest = name.partition(".")
+        if dot:
+            nested.setdefault(outer, []).append(f"{rest}={value}")
+        else:
+            flat[name] = _value(name, value)
+    for outer, inner in nested.items():
+        if not callable(flat.get(outer)):
+            raise FedrolexError(f"--arg {outer}.{inner[0]} needs --arg {outer}=MODULE:OBJECT to be called with it")
+        flat[outer] = call(flat[outer], inner, f"--arg {outer}")
+    return flat
+
+
+def _value(name: str, text: str) -> Any:
+    if _REFERENCE.fullmatch(text):
+        found = resolve(text.removesuffix("()"))
+        return call(found, [], f"--arg {name}") if text.endswith("()") else found
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise FedrolexError(f"--arg {name}: cannot read {text!r}: {error}") from error
+
+
+def call(factory: Any, pairs: Sequence[str], what: str) -> Any:
+    """Call a factory with ``NAME=VALUE`` words."""
+    arguments = read_arguments(pairs)
+    try:
+        return factory(**arguments)
+    except Exception as error:
+        raise FedrolexError(f"{what}: calling it failed: {type(error).__name__}: {error}") from error
+
+
+def build_model(path: str, pairs: Sequence[str]) -> nn.Module:
+    """The module that ``MODULE:FACTORY`` makes with these arguments."""
+    factory = resolve(path)
+    model = factory if isinstance(factory, nn.Module) else None
+    if model is None:
+        if not callable(factory):
+            raise FedrolexError(f"{path} is a {type(factory).__name__}: give a function or class that makes a module")
+        model = call(factory, pairs, path)
+    if not isinstance(model, nn.Module):
+        raise FedrolexError(f"{path} made a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def read_inputs(words: Sequence[str]) -> Any:
+    """``[NAME=]SHAPE[:DTYPE[:HIGH]]`` words as an example: positional tensors, or keyword ones if named.
+
+    Real dtypes are drawn from a normal distribution, integers from 0 … HIGH − 1 (10 by default), e.g.
+    ``2x3x32x32``, ``2x20:int64:1000``, ``input_ids=2x16:int64``.
+    """
+    positional: list[Tensor] = []
+    named: dict[str, Tensor] = {}
+    for word in words or [INPUT]:
+        name, equals, spec = word.rpartition("=")
+        tensor = _tensor(word, spec)
+        if equals:
+            named[name] = tensor
+        elif named:
+            raise FedrolexError(f"--input {word!r}: inputs without a name must come before named ones")
+        else:
+            positional.append(tensor)
+    if named and positional:
+        raise FedrolexError("give all inputs a name, or none")
+    return named or tuple(positional)
+
+
+def _tensor(word: str, spec: str) -> Tensor:
+    shape_text, _, rest = spec.partition(":")
+    dtype_text, _, high_text = rest.partition(":")
+    if not re.fullmatch(r"\d+(x\d+)*", shape_text):
+        raise FedrolexError(f"--input {word!r}: {shape_text!r} is not a shape: give e.g. 2x3x32x32 or 2x20:int64:1000")
+    shape = [int(n) for n in shape_text.split("x")]
+    if 0 in shape:
+        raise FedrolexError(f"--input {word!r}: a dimension is 0")
+    dtype = getattr(torch, dtype_text or "float32", None)
+    if not isinstance(dtype, torch.dtype):
+        raise FedrolexError(f"--input {word!r}: {dtype_text!r} is not a dtype: give e.g. float32 or int64")
+    if high_text and not high_text.isdigit():
+        raise FedrolexError(f"--input {word!r}: {high_text!r} is not a number of values")
+    generator = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, int(high_text or 10) if dtype is not torch.bool else 2, shape, generator=generator).to(dtype)

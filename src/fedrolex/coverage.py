@@ -1,0 +1,143 @@
+"""Which nodes and which weights a scheme reaches after a number of rounds, computed from the layouts.
+
+A node is reached when its index is in a window; a weight only when both its ends are, in the same round.
+Rolling every axis in lockstep reaches all nodes and, for a small client, a narrow band of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+import torch
+
+from fedrolex.errors import FedrolexError
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.layout import refs
+from fedrolex.slicing.schemes import Scheme
+from fedrolex.slicing.windows import Window, exact
+
+Fleet = Sequence[Fraction | str | float]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was reached.
+
+    Attributes:
+        rounds: rounds counted.
+        clients: clients in each round.
+        nodes: share of the indices of all cut axes that were ever in a window.
+        weights: share of the positions of all parameters that are cut that were ever trained.
+        matrices: the same for parameters cut along two or more dimensions: convolutions, linear layers.
+        untouched: number of parameters never trained.
+        mean: updates an average position of those matrices got.
+        variation: standard deviation over mean of the updates per position of those matrices; 0 is even.
+        by_tensor: share reached of each parameter that is cut.
+    """
+
+    rounds: int
+    clients: int
+    nodes: float
+    weights: float
+    matrices: float
+    untouched: int
+    mean: float
+    variation: float
+    by_tensor: dict[str, float]
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
+
+
+def coverage(axes: Axes, scheme: Scheme, fleet: Fleet, rounds: int, progress: Callable[[int], None] | None = None) -> Coverage:
+    """Count what ``fleet`` (one capacity a client) reaches in ``rounds`` rounds.
+
+    Exact, and quick: counts are kept per pair of axes, not per weight, and windows that several clients
+    share are counted once with their number.
+    """
+    betas = [exact(beta) for beta in fleet]
+    if not betas or rounds < 1:
+        raise FedrolexError(f"coverage of {len(betas)} clients in {rounds} rounds: both must be at least 1")
+    groups = _alike(axes)
+    counts = {first: torch.zeros(_count_shape(axes, first)) for first in groups}
+    nodes = {axis.name: torch.zeros(axis.size) for axis in axes.cut_axes}
+    for round in range(rounds):
+        windows: dict[Window, int] = {}
+        for client, beta in enumerate(betas):
+            window = scheme.window(axes, round=round, capacity=beta, client=client)
+            windows[window] = windows.get(window, 0) + 1
+        for window, times in windows.items():
+            for name, count in counts.items():
+                axes.region(name, window, counts=True).add_constant(count, times)
+            for name, count in nodes.items():
+                count[window[name].indices() if name in window else slice(None)] += times
+        if progress is not None:
+            progress(round + 1)
+    every = {name: counts[first] for first, names in groups.items() for name in names}
+    if scheme.links is not None:
+        _leave_out(axes, scheme, every)
+    return _summary(axes, every, nodes, rounds, len(betas))
+
+
+def _alike(axes: Axes) -> dict[str, list[str]]:
+    """Parameters that are cut, those with the same cuts together: one of them is counted for all."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name, tensor in axes.tensors.items():
+        if tensor.role == "parameter" and _cut_dims(axes, name):
+            kept = tuple(dim if any(True for _ in refs(dim)) else None for dim in tensor.dims)
+            groups.setdefault(kept, []).append(name)
+    return {names[0]: names for names in groups.values()}
+
+
+def _cut_dims(axes: Axes, name: str) -> int:
+    """How many dimensions of a tensor capacities cut."""
+    cut = {axis.name for axis in axes.cut_axes}
+    return sum(any(axis in cut for axis in refs(dim)) for dim in axes.tensors[name].dims)
+
+
+def _count_shape(axes: Axes, name: str) -> tuple[int, ...]:
+    dims = axes.tensors[name].dims
+    return tuple(n if any(True for _ in refs(dim)) else 1 for dim, n in zip(dims, axes.shape(name), strict=True))
+
+
+def _leave_out(axes: Axes, scheme: Scheme, counts: dict[str, torch.Tensor]) -> None:
+    """Weights that do not exist are neither reached nor missed."""
+    assert scheme.links is not None
+    for name, mask in scheme.links.masks(axes).items():
+        if name in counts:
+            dims = [d for d, n in enumerate(counts[name].shape) if n == 1]
+            exists = mask.float().amax(dims, keepdim=True) if dims else mask.float()
+            counts[name] = counts[name].masked_fill(exists == 0, torch.nan)
+
+
+def _summary(axes: Axes, counts: dict[str, torch.Tensor], nodes: dict[str, torch.Tensor], rounds: int, clients: int) -> Coverage:
+    reached = total = 0.0
+    matrices = torch.zeros(4, dtype=torch.float64)  # reached, positions, updates, squared updates
+    by_tensor: dict[str, float] = {}
+    for name, kept in counts.items():
+        repeat = prod(axes.shape(name)) / kept.numel()
+        count = kept[~kept.isnan()].double()
+        found = torch.stack([(count > 0).sum(), torch.tensor(count.numel()), count.sum(), count.square().sum()]) * repeat
+        hit, size = float(found[0]), float(found[1])
+        by_tensor[name] = hit / size if size else 1.0
+        reached, total = reached + hit, total + size
+        if _cut_dims(axes, name) > 1:
+            matrices += found
+    hits, positions, updates, squares = matrices.tolist()
+    mean = updates / positions if positions else 0.0
+    return Coverage(
+        rounds=rounds,
+        clients=clients,
+        nodes=sum(float((n > 0).sum()) for n in nodes.values()) / sum(n.numel() for n in nodes.values()),
+        weights=reached / total,
+        matrices=hits / positions if positions else 1.0,
+        untouched=int(total - reached + 0.5),
+        mean=mean,
+        variation=max(0.0, squares / positions - mean**2) ** 0.5 / mean if mean else 0.0,
+        by_tensor=by_tensor,
+    )

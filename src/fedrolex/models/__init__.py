@@ -1,0 +1,6 @@
+"""Bundled models: the two of the paper, each with a factory of its own for smaller sizes."""
+
+from fedrolex.models.preresnet import PreResNet, preresnet18, preresnet34
+from fedrolex.models.words import WordTransformer, word_transformer
+
+__all__ = ["PreResNet", "WordTransformer", "preresnet18", "preresnet34", "word_transformer"]

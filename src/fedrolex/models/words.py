@@ -1,0 +1,130 @@
+"""The paper's next-word model: a small causal Transformer with a tied softmax.
+
+Post-norm encoder layers (Vaswani et al., 2017) with heads narrower than the stream, learned positions, and
+the embedding used again as the output layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedrolex.slicing.trace import Hints
+
+
+class Layer(nn.Module):
+    """Causal self-attention and a feed-forward part, each followed by its norm.
+
+    Args:
+        stream: width of the residual stream.
+        heads: number of attention heads.
+        qk: query and key dimensions a head.
+        v: value dimensions a head.
+        inner: width of the feed-forward part.
+        dropout: probability.
+    """
+
+    def __init__(self, stream: int, heads: int, qk: int, v: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(stream, heads * qk, bias=False)
+        self.key = nn.Linear(stream, heads * qk, bias=False)
+        self.value = nn.Linear(stream, heads * v, bias=False)
+        self.out = nn.Linear(heads * v, stream, bias=False)
+        self.norm1 = nn.LayerNorm(stream)
+        self.up = nn.Linear(stream, inner)
+        self.down = nn.Linear(inner, stream)
+        self.norm2 = nn.LayerNorm(stream)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, time, stream)`` to the same shape."""
+        query, key, value = (
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = self.norm1(x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2))))
+        return self.norm2(x + self.dropout(self.down(torch.relu(self.up(x)))))
+
+
+class WordTransformer(nn.Module):
+    """Next-word scores for every position of a sentence.
+
+    Args:
+        vocabulary: number of symbols; 10,004 is 10,000 words, padding, unknown, begin and end.
+        length: longest sentence.
+        layers: number of layers.
+        heads: attention heads a layer.
+        head_dim: query, key and value dimensions a head (12 in the paper's text, 16 in its code).
+        stream: width of the residual stream.
+        inner: width of the feed-forward parts.
+        dropout: probability.
+        sizes: axis name to width, for sub-models: ``stream``, ``inner0``, ``qk0``, ``v0``, …
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 10_004,
+        length: int = 20,
+        layers: int = 3,
+        heads: int = 8,
+        head_dim: int = 12,
+        stream: int = 128,
+        inner: int = 2048,
+        dropout: float = 0.1,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.plan: dict[str, Any] = {
+            "vocabulary": vocabulary, "length": length, "layers": layers, "heads": heads, "head_dim": head_dim,
+            "stream": stream, "inner": inner, "dropout": dropout,
+        }  # fmt: skip
+        sizes = sizes or {}
+        stream = sizes.get("stream", stream)
+        self.embedding = nn.Embedding(vocabulary, stream)
+        self.position = nn.Parameter(torch.randn(length, stream) * 0.02)
+        self.norm = nn.LayerNorm(stream)
+        self.layers = nn.ModuleList(
+            Layer(
+                stream,
+                heads,
+                sizes.get(f"qk{i}", head_dim),
+                sizes.get(f"v{i}", head_dim),
+                sizes.get(f"inner{i}", inner),
+                dropout,
+            )
+            for i in range(layers)
+        )
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Word numbers ``(batch, time)`` to scores ``(batch, time, vocabulary)``."""
+        x = self.dropout(self.norm(self.embedding(words) + self.position[: words.shape[1]]))
+        for layer in self.layers:
+            x = layer(x)
+        return F.linear(x, self.embedding.weight, self.bias)
+
+    def slicing_hints(self) -> Hints:
+        """Axes are derived by tracing; here they only get their names and a factory."""
+        names = {"embedding.weight:0": "vocabulary", "embedding.weight:1": "stream"}
+        for i in range(len(self.layers)):
+            names[f"layers.{i}.query.qk"] = f"qk{i}"
+            names[f"layers.{i}.value.v"] = f"v{i}"
+            names[f"layers.{i}.query.heads"] = f"heads{i}"
+            names[f"layers.{i}.up.weight:0"] = f"inner{i}"
+        return Hints(name=names, factory=partial(_build, self.plan))
+
+
+def _build(plan: Mapping[str, Any], sizes: Mapping[str, int]) -> WordTransformer:
+    return WordTransformer(**plan, sizes=sizes)
+
+
+def word_transformer(vocabulary: int = 10_004, head_dim: int = 12) -> WordTransformer:
+    """The paper's model with its default sizes."""
+    return WordTransformer(vocabulary, head_dim=head_dim)
