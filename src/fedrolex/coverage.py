@@ -54,7 +54,9 @@ class Coverage:
         return asdict(self)
 
 
-def coverage(axes: Axes, scheme: Scheme, fleet: Fleet, rounds: int, progress: Callable[[int], None] | None = None) -> Coverage:
+def coverage(
+    axes: Axes, scheme: Scheme, fleet: Fleet, rounds: int, progress: Callable[[int], None] | None = None
+) -> Coverage:
     """Count what ``fleet`` (one capacity a client) reaches in ``rounds`` rounds.
 
     Exact, and quick: counts are kept per pair of axes, not per weight, and windows that several clients
@@ -115,14 +117,18 @@ def _leave_out(axes: Axes, scheme: Scheme, counts: dict[str, torch.Tensor]) -> N
             counts[name] = counts[name].masked_fill(exists == 0, torch.nan)
 
 
-def _summary(axes: Axes, counts: dict[str, torch.Tensor], nodes: dict[str, torch.Tensor], rounds: int, clients: int) -> Coverage:
+def _summary(
+    axes: Axes, counts: dict[str, torch.Tensor], nodes: dict[str, torch.Tensor], rounds: int, clients: int
+) -> Coverage:
     reached = total = 0.0
     matrices = torch.zeros(4, dtype=torch.float64)  # reached, positions, updates, squared updates
     by_tensor: dict[str, float] = {}
     for name, kept in counts.items():
         repeat = prod(axes.shape(name)) / kept.numel()
         count = kept[~kept.isnan()].double()
-        found = torch.stack([(count > 0).sum(), torch.tensor(count.numel()), count.sum(), count.square().sum()]) * repeat
+        found = (
+            torch.stack([(count > 0).sum(), torch.tensor(count.numel()), count.sum(), count.square().sum()]) * repeat
+        )
         hit, size = float(found[0]), float(found[1])
         by_tensor[name] = hit / size if size else 1.0
         reached, total = reached + hit, total + size

@@ -21,7 +21,9 @@ def resolve(path: str) -> Any:
     except ImportError as error:
         raise FedrolexError(f"cannot import {module_name!r}: {error}") from error
     except Exception as error:
-        raise FedrolexError(f"importing {module_name!r} failed: {type(error).__name__}: {error}{_remedy(error)}") from error
+        raise FedrolexError(
+            f"importing {module_name!r} failed: {type(error).__name__}: {error}{_remedy(error)}"
+        ) from error
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
             raise FedrolexError(f"{module_name} has no {attributes!r}")

@@ -113,4 +113,6 @@ def _tensor(word: str, spec: str) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(0, int(high_text or 10) if dtype is not torch.bool else 2, shape, generator=generator).to(dtype)
+    return torch.randint(0, int(high_text or 10) if dtype is not torch.bool else 2, shape, generator=generator).to(
+        dtype
+    )

@@ -38,12 +38,31 @@ def make_scheme(name: str, clients: int, overlap: str, seed: int) -> Scheme:
 
 def coverage_command(
     factory: Annotated[str, typer.Argument(metavar="[MODULE:FACTORY]", help="The model.")] = MODEL,
-    inputs: Annotated[list[str] | None, typer.Option("--input", metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]", help="An input of the example; 2x3x32x32 for the bundled model. Repeatable.")] = None,
-    arguments: Annotated[list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the factory. Repeatable.")] = None,
-    schemes: Annotated[list[str] | None, typer.Option("--scheme", help=f"One of {', '.join(SCHEMES)}. Repeatable.", show_default="rolling")] = None,
-    capacities: Annotated[list[str] | None, typer.Option("--capacity", help="A capacity; each is counted on its own. Repeatable.", show_default="1/2, 1/4, 1/8, 1/16")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
+            help="An input of the example; 2x3x32x32 for the bundled model. Repeatable.",
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the factory. Repeatable.")
+    ] = None,
+    schemes: Annotated[
+        list[str] | None,
+        typer.Option("--scheme", help=f"One of {', '.join(SCHEMES)}. Repeatable.", show_default="rolling"),
+    ] = None,
+    capacities: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--capacity", help="A capacity; each is counted on its own. Repeatable.", show_default="1/2, 1/4, 1/8, 1/16"
+        ),
+    ] = None,
     clients: Annotated[int, typer.Option(min=1, help="Clients a round, all of that capacity.")] = 1,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds to count.", show_default="size of the widest axis, one full roll")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds to count.", show_default="size of the widest axis, one full roll")
+    ] = None,
     overlap: Annotated[str, typer.Option(help="Overlap r of consecutive rolling windows: 1 moves by one node.")] = "1",
     seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -60,8 +79,20 @@ def coverage_command(
         rows = [{"scheme": name, "capacity": str(beta), **result.encode()} for name, beta, result in found]
         typer.echo(json.dumps({"model": factory, "results": rows}, indent=1))
         return
-    table = Table(title=f"{factory}, {count} rounds of {clients} client{'s' * (clients > 1)}", title_justify="left", title_style="bold")
-    for heading in ("scheme", "capacity", "nodes reached", "weights reached", "of matrices", "never trained", "unevenness"):
+    table = Table(
+        title=f"{factory}, {count} rounds of {clients} client{'s' * (clients > 1)}",
+        title_justify="left",
+        title_style="bold",
+    )
+    for heading in (
+        "scheme",
+        "capacity",
+        "nodes reached",
+        "weights reached",
+        "of matrices",
+        "never trained",
+        "unevenness",
+    ):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for name, beta, result in found:
         table.add_row(
@@ -75,14 +106,17 @@ def coverage_command(
         )
     console = Console()
     console.print(table)
-    console.print("A weight is trained only when both its ends are in the window. Unevenness: standard deviation over mean of the updates a matrix weight got.", style="dim")
+    console.print("A weight is trained only when both its ends are in the window.", style="dim")
+    console.print("Unevenness: standard deviation over mean of the updates a weight of a matrix got.", style="dim")
 
 
 def _count(
     axes: Axes, schemes: list[tuple[str, Scheme]], betas: list[Fraction], clients: int, rounds: int, quiet: bool
 ) -> list[tuple[str, Fraction, Coverage]]:
     found = []
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet or not Console(stderr=True).is_terminal) as progress:
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=quiet or not Console(stderr=True).is_terminal
+    ) as progress:
         task = progress.add_task("counting", total=len(schemes) * len(betas) * rounds)
         for name, scheme in schemes:
             for beta in betas:

@@ -40,7 +40,15 @@ def draw_axes(axes: Axes, path: Path, title: str) -> None:
             left.plot([min(spots), max(spots)], [row, row], color=colour, linewidth=0.8, alpha=0.4, zorder=1)
         for tensor, dim in members:
             reads = dim in axes.tensors[tensor].reads
-            left.scatter(place[tensor], row, s=22, marker="s", zorder=2, edgecolors=colour, facecolors="white" if reads else colour)
+            left.scatter(
+                place[tensor],
+                row,
+                s=22,
+                marker="s",
+                zorder=2,
+                edgecolors=colour,
+                facecolors="white" if reads else colour,
+            )
         right.barh(row, axis.size, color=colour, height=0.7)
         right.text(axis.size, row, f" {axis.size}", va="center", fontsize=7)
     left.set_yticks(range(len(rows)), [a.name for a in rows], fontsize=7)

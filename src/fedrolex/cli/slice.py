@@ -11,20 +11,40 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedrolex.cli.arguments import INPUT, build_model, read_arguments, read_inputs
+from fedrolex.cli.arguments import INPUT, build_model, read_inputs
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing import Axes, exact, trace
 from fedrolex.slicing.axes import KINDS
+from fedrolex.slicing.rules.contractions import SPATIAL
 from fedrolex.slicing.windows import Rounding
 
 CAPACITIES = ["1", "1/2", "1/4", "1/8", "1/16"]
 
 
 def slice_command(
-    factory: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="What makes the model, e.g. torchvision.models:resnet18.")],
-    inputs: Annotated[list[str] | None, typer.Option("--input", metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]", help=f"An input of the example, e.g. 2x20:int64:1000 [default: {INPUT}]. Repeatable.")] = None,
-    arguments: Annotated[list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the factory; VALUE is YAML, or MODULE:OBJECT. Repeatable.")] = None,
-    capacities: Annotated[list[str] | None, typer.Option("--capacity", help="A capacity to show. Repeatable.", show_default=", ".join(CAPACITIES))] = None,
+    factory: Annotated[
+        str, typer.Argument(metavar="MODULE:FACTORY", help="What makes the model, e.g. torchvision.models:resnet18.")
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
+            help=f"An input of the example, e.g. 2x20:int64:1000 [default: {INPUT}]. Repeatable.",
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            metavar="NAME=VALUE",
+            help="An argument of the factory; VALUE is YAML, or MODULE:OBJECT. Repeatable.",
+        ),
+    ] = None,
+    capacities: Annotated[
+        list[str] | None,
+        typer.Option("--capacity", help="A capacity to show. Repeatable.", show_default=", ".join(CAPACITIES)),
+    ] = None,
     rounding: Annotated[str, typer.Option(help="Widths are floor or ceil of capacity × size.")] = "floor",
     picture: Annotated[Path | None, typer.Option(help="Also draw the axes to this file (png, svg or pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -37,7 +57,6 @@ def slice_command(
         raise FedrolexError(f"--picture {picture}: the file must end in .png, .svg or .pdf")
     example = read_inputs(inputs or [])
     model = build_model(factory, arguments or [])
-    read_arguments([])
     axes = trace(model, example)
     sizes = [(str(beta), axes.parameters(beta, rounding)) for beta in betas]  # type: ignore[arg-type]
     if picture is not None:
@@ -91,7 +110,8 @@ def show(console: Console, factory: str, axes: Axes, sizes: list[tuple[str, int]
     for note in axes.notes:
         console.print(f"note: {note.about}: {note.what}", highlight=False, markup=False)
     console.print(
-        f"proved: permuting every axis leaves the function unchanged; half and quarter width run and train ({len(axes.cut_axes)} axes cut)",
+        f"proved: {len(axes.cut_axes)} axes can be cut. Permuting every axis leaves the function unchanged; "
+        "half and quarter width run and train.",
         style="green",
     )
 
@@ -109,7 +129,7 @@ def _show_sizes(console: Console, axes: Axes, sizes: list[tuple[str, int]]) -> N
 
 def _show_frozen(console: Console, axes: Axes) -> None:
     """Whole dimensions grouped by reason; kernel positions are not worth a line."""
-    reasons = Counter(note.what for note in axes.frozen)
+    reasons = Counter(note.what for note in axes.frozen if note.what != SPATIAL)
     for why, count in reasons.most_common():
         places = [note.about for note in axes.frozen if note.what == why]
         more = f" and {count - 3} more" if count > 3 else ""

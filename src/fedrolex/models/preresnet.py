@@ -40,7 +40,8 @@ class Block(nn.Module):
         active = torch.relu(self.norm1(x))
         shortcut = x if self.shortcut is None else self.shortcut(active)
         inner = self.conv1(active)
-        return self.conv2(torch.relu(self.norm2(inner))) + shortcut
+        y: Tensor = self.conv2(torch.relu(self.norm2(inner))) + shortcut
+        return y
 
 
 class PreResNet(nn.Module):
@@ -86,7 +87,8 @@ class PreResNet(nn.Module):
         x = self.stem(x)
         for stage in self.stages:
             x = stage(x)
-        return self.head(torch.relu(self.norm(x)).mean((2, 3)))
+        scores: Tensor = self.head(torch.relu(self.norm(x)).mean((2, 3)))
+        return scores
 
     def slicing_hints(self) -> Hints:
         """Axes are derived by tracing; here they only get their names and a factory."""

@@ -49,7 +49,8 @@ class Layer(nn.Module):
         )
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = self.norm1(x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2))))
-        return self.norm2(x + self.dropout(self.down(torch.relu(self.up(x)))))
+        y: Tensor = self.norm2(x + self.dropout(self.down(torch.relu(self.up(x)))))
+        return y
 
 
 class WordTransformer(nn.Module):

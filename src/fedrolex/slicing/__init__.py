@@ -1,9 +1,9 @@
 """Cut any model, prove the cut, fold what comes back. Knows nothing of federated learning.
 
-    axes = trace(model, example)                                      # derive and prove the axes
-    window = Rolling().window(axes, round=3, capacity="1/4")          # which indices
-    small = axes.cut(model, window)                                   # a real, smaller module
-    fold = Fold(axes, axes.state(model)); fold.add(0, axes.state_of(small), window); new = fold.average()
+axes = trace(model, example)                                      # derive and prove the axes
+window = Rolling().window(axes, round=3, capacity="1/4")          # which indices
+small = axes.cut(model, window)                                   # a real, smaller module
+fold = Fold(axes, axes.state(model)); fold.add(0, axes.state_of(small), window); new = fold.average()
 """
 
 from fedrolex.slicing.axes import Axes, Axis, Note, TensorLayout

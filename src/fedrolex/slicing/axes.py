@@ -7,12 +7,12 @@ without the model's code and without the graph it was derived from.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from fedrolex.slicing.windows import Rounding, Window, exact, width
 FORMAT = 1
 REMEMBERED = 4096
 
+Role = Literal["parameter", "buffer", "constant"]
 Kind = Literal["width", "heads", "groups", "factor", "rows", "outputs"]
 KINDS: dict[str, str] = {
     "width": "cut to the client's capacity",
@@ -67,7 +68,7 @@ class TensorLayout:
     """
 
     dims: tuple[Layout, ...]
-    role: Literal["parameter", "buffer", "constant"]
+    role: Role
     reads: tuple[int, ...] = ()
     floating: bool = True
 
@@ -78,6 +79,15 @@ class Note:
 
     about: str
     what: str
+
+
+class Builder(Protocol):
+    """Makes the smaller module; its ``constants`` are tensors that belong to the code, not to the state."""
+
+    @property
+    def constants(self) -> Mapping[str, Tensor]: ...
+
+    def __call__(self, widths: Mapping[str, int], constants: Mapping[str, Tensor], /) -> nn.Module: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +109,7 @@ class Axes:
     aliases: Mapping[str, str] = field(default_factory=dict)
     frozen: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
-    build: Callable[[Mapping[str, int], Mapping[str, Tensor]], nn.Module] | None = None
+    build: Builder | None = None
     _regions: dict[tuple[str, Window, bool], Region] = field(default_factory=dict, init=False, repr=False)
 
     # --- sizes ---
@@ -136,7 +146,9 @@ class Axes:
             if name not in self.axes:
                 raise FedrolexError(f"window names axis {name!r}, which this model does not have")
             if window[name].size != self.axes[name].size:
-                raise FedrolexError(f"window takes axis {name!r} for one of {window[name].size} indices; it has {self.axes[name].size}")
+                raise FedrolexError(
+                    f"window takes axis {name!r} for one of {window[name].size} indices; it has {self.axes[name].size}"
+                )
 
     # --- tensors: take a window out, put one back ---
 
@@ -149,7 +161,9 @@ class Axes:
         found = {name: own[name] for name, t in self.tensors.items() if t.role != "constant"}
         for name, tensor in found.items():
             if tuple(tensor.shape) != self.shape(name):
-                raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}, the traced model's has {self.shape(name)}")
+                raise FedrolexError(
+                    f"{name} has shape {tuple(tensor.shape)}, the traced model's has {self.shape(name)}"
+                )
         return {name: tensor.detach() for name, tensor in found.items()}
 
     def region(self, tensor: str, window: Window, *, counts: bool = False) -> Region:
@@ -168,7 +182,9 @@ class Axes:
             found = self._regions[key] = regions(tensor, dims, self.full, window)
         return found
 
-    def take(self, state: Mapping[str, Tensor], window: Window, out: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def take(
+        self, state: Mapping[str, Tensor], window: Window, out: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """The window's part of every tensor of ``state``, as new tensors or copied into ``out``."""
         self._check(window)
         with torch.no_grad():
@@ -202,19 +218,16 @@ class Axes:
         Weights between blocks that ``links`` leaves unconnected are zero in it and stay zero in training.
         """
         if self.build is None:
-            raise FedrolexError("these axes were loaded without a model: trace it, or pass a factory, to build sub-models")
+            raise FedrolexError(
+                "these axes were loaded without a model: trace it, or pass a factory, to build sub-models"
+            )
         state = self.state(model)
-        module = self.build(self.widths(window), self._constants(window))
+        module = self.build(self.widths(window), self.take(self.build.constants, window))
         self.load(module, state, window)
         module.train(model.training)
         if links is not None:
             links.hold(self, module, window)
         return module
-
-    def _constants(self, window: Window) -> dict[str, Tensor]:
-        builder = self.build
-        constants: Mapping[str, Tensor] = getattr(builder, "constants", {})
-        return self.take({n: t for n, t in constants.items() if self.tensors[n].role == "constant"}, window)
 
     def load(self, module: nn.Module, state: Mapping[str, Tensor], window: Window) -> None:
         """Copy the window's part of ``state`` into a module :meth:`cut` made for the same widths."""
@@ -268,10 +281,14 @@ class Axes:
         """Inverse of :meth:`encode`; a newer format or damaged data is refused in one line."""
         found = data.get("format")
         if found != FORMAT:
-            raise FedrolexError(f"axes have format {found!r}; this version reads format {FORMAT}: update fedrolex, or trace again")
+            raise FedrolexError(
+                f"axes have format {found!r}; this version reads format {FORMAT}: update fedrolex, or trace again"
+            )
         try:
             tensors = {
-                name: TensorLayout(tuple(layouts.decode(d) for d in t["dims"]), t["role"], tuple(t["reads"]), bool(t["floating"]))
+                name: TensorLayout(
+                    tuple(layouts.decode(d) for d in t["dims"]), t["role"], tuple(t["reads"]), bool(t["floating"])
+                )
                 for name, t in data["tensors"].items()
             }
             members = members_of(tensors)

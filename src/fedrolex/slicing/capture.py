@@ -45,14 +45,17 @@ class Inputs:
     @staticmethod
     def of(model: nn.Module, example: Any) -> Inputs:
         """Read an example: a tensor, a tuple of positional arguments, or a dict of keyword arguments."""
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
         if isinstance(example, Tensor):
-            args, kwargs = (example,), {}
+            args = (example,)
         elif isinstance(example, Mapping):
-            args, kwargs = (), dict(example)
+            kwargs = dict(example)
         elif isinstance(example, list | tuple):
-            args, kwargs = tuple(example), {}
+            args = tuple(example)
         else:
-            raise FedrolexError(f"example is a {type(example).__name__}: give a tensor, a tuple of arguments or a dict of keyword arguments")
+            kind = type(example).__name__
+            raise FedrolexError(f"example is a {kind}: give a tensor, a tuple of arguments or a dict of keyword ones")
         parameters = positional_parameters(model)
         bound = bind(parameters, args, kwargs)
         tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
@@ -66,9 +69,15 @@ class Inputs:
         """The tensors of a call, in graph order."""
         bound = bind(self.parameters, args, kwargs)
         missing = [name for name in self.names if bound.get(name) is None]
-        extra = [n for n in bound if n not in self.names and not (n in self.others and self.others[n] == bound[n]) and bound[n] is not None]
+        extra = [
+            n
+            for n in bound
+            if n not in self.names and not (n in self.others and self.others[n] == bound[n]) and bound[n] is not None
+        ]
         if missing or extra:
-            said = ", ".join([*(f"{n} is missing" for n in missing), *(f"{n} was not part of the trace" for n in extra)])
+            said = ", ".join(
+                [*(f"{n} is missing" for n in missing), *(f"{n} was not part of the trace" for n in extra)]
+            )
             raise TypeError(f"this sub-model was traced with ({', '.join(self.names)}): {said}")
         return [bound[name] for name in self.names]
 
@@ -123,7 +132,7 @@ def _tensor_or_plain(leaf: Any) -> Any:
     return leaf if isinstance(leaf, Tensor | int | float | bool | str | None) else None
 
 
-@dataclass
+@dataclass(eq=False)
 class Captured:
     """One mode of a model as a graph.
 
@@ -192,7 +201,10 @@ def _accepts(wrapped: nn.Module, inputs: Inputs) -> None:
         with torch.no_grad(), quiet():
             wrapped(*inputs.values)
     except Exception as error:
-        shapes = ", ".join(f"{n}: {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}" for n, v in zip(inputs.names, inputs.values, strict=True))
+        shapes = ", ".join(
+            f"{n}: {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
+            for n, v in zip(inputs.names, inputs.values, strict=True)
+        )
         raise FedrolexError(f"the model does not accept the example ({shapes}): {one_line(error)}") from error
     finally:
         for name, buffer in wrapped.named_buffers():
@@ -237,7 +249,9 @@ def _flatten(module: fx.GraphModule, into: Captured) -> None:
             _copy(module, module, node, values, into, "")
 
 
-def _copy(root: fx.GraphModule, module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, path: str) -> None:
+def _copy(
+    root: fx.GraphModule, module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, path: str
+) -> None:
     """Copy one node into the flat graph, inlining regions that only switch gradients or autocast off."""
 
     def known(n: fx.Node) -> Any:
@@ -267,7 +281,8 @@ def _copy(root: fx.GraphModule, module: fx.GraphModule, node: fx.Node, values: d
     if any(isinstance(values.get(n), tuple) for n in node.all_input_nodes):
         _keep_region(node, values, into)
         return
-    args, kwargs = fx.map_arg(node.args, known), fx.map_arg(node.kwargs, known)
+    args: Any = fx.map_arg(node.args, known)
+    kwargs = fx.map_arg(node.kwargs, known)
     if name == "getitem" and isinstance(args[0], list):
         values[node] = args[0][args[1]]
         return
@@ -280,7 +295,9 @@ def _inline(root: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], int
     region, path = values[node.args[place]]  # type: ignore[index]
     enabled = node.args[0] if detach else node.args[2]
     if not detach and enabled:
-        raise FedrolexError("the model switches autocast on inside forward: trace it without, and use autocast around it")
+        raise FedrolexError(
+            "the model switches autocast on inside forward: trace it without, and use autocast around it"
+        )
     given = [values[arg] if isinstance(arg, fx.Node) else arg for arg in node.args[place + 1 :]]
     inner: dict[fx.Node, Any] = {}
     for below in region.graph.nodes:
@@ -292,7 +309,10 @@ def _inline(root: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], int
             _copy(root, region, below, inner, into, path)
     into.modules.pop(path[:-1], None)
     if detach and not enabled:
-        results = [into.graph.call_function(torch.ops.aten.detach.default, (r,)) if isinstance(r, fx.Node) else r for r in results]
+        results = [
+            into.graph.call_function(torch.ops.aten.detach.default, (r,)) if isinstance(r, fx.Node) else r
+            for r in results
+        ]
     values[node] = results
 
 
@@ -307,3 +327,18 @@ def _keep_region(node: fx.Node, values: dict[fx.Node, Any], into: Captured) -> N
 
     args, kwargs = fx.map_arg(node.args, known), fx.map_arg(node.kwargs, known)
     values[node] = into.graph.create_node("call_function", node.target, args, kwargs, name=node.name)
+
+
+def register(root: nn.Module, name: str, value: Any, *, persistent: bool = False) -> None:
+    """Give ``root`` a parameter, buffer or module under a dotted name, making the modules in between."""
+    *path, last = name.split(".")
+    for step in path:
+        if not hasattr(root, step):
+            root.add_module(step, nn.Module())
+        root = getattr(root, step)
+    if isinstance(value, nn.Parameter):
+        root.register_parameter(last, value)
+    elif isinstance(value, Tensor):
+        root.register_buffer(last, value, persistent=persistent)
+    elif not hasattr(root, last):
+        root.add_module(last, value)

@@ -88,7 +88,14 @@ class Fold:
 
     # --- taking updates in ---
 
-    def add(self, client: Hashable, part: Mapping[str, Tensor], window: Window, weight: Weight = 1.0, rows: Rows | None = None) -> None:
+    def add(
+        self,
+        client: Hashable,
+        part: Mapping[str, Tensor],
+        window: Window,
+        weight: Weight = 1.0,
+        rows: Rows | None = None,
+    ) -> None:
         """Fold in what one client sends back. A bad update raises and changes nothing.
 
         Args:
@@ -118,7 +125,14 @@ class Fold:
         self._waiting.setdefault(client, None)
         self._advance()
 
-    def check(self, client: Hashable, part: Mapping[str, Tensor], window: Window, weight: Weight = 1.0, rows: Rows | None = None) -> None:
+    def check(
+        self,
+        client: Hashable,
+        part: Mapping[str, Tensor],
+        window: Window,
+        weight: Weight = 1.0,
+        rows: Rows | None = None,
+    ) -> None:
         """Raise, in one line, if :meth:`add` would not take this update."""
         if client in self.clients or client in self._waiting:
             raise FedrolexError(f"client {client!r} sent two updates")

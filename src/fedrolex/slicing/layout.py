@@ -110,7 +110,9 @@ def positions(
             return np.concatenate(segments)
 
 
-def labels(layout: Layout, widths: Mapping[str, int], label: Callable[[str], NDArray[np.int64] | None]) -> NDArray[np.int64]:
+def labels(
+    layout: Layout, widths: Mapping[str, int], label: Callable[[str], NDArray[np.int64] | None]
+) -> NDArray[np.int64]:
     """A label for every position of a dimension, taken from the labels of its axes' indices.
 
     ``label(axis)`` gives one label per index of that axis, or None where the axis carries none; positions

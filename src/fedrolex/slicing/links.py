@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -40,7 +41,9 @@ class Links:
     def __init__(self, shares: Sequence[Fraction | str | float], reach: Literal["own", "before"] = "own") -> None:
         exact = tuple(exact(share) for share in shares)
         if not exact or sum(exact) > 1:
-            raise FedrolexError(f"shares {', '.join(map(str, shares))} must be one or more fractions that add up to at most 1")
+            raise FedrolexError(
+                f"shares {', '.join(map(str, shares))} must be one or more fractions that add up to at most 1"
+            )
         if reach not in ("own", "before"):
             raise FedrolexError(f"reach {reach!r} is unknown: use own or before")
         object.__setattr__(self, "shares", exact)
@@ -127,5 +130,9 @@ class _KeepZero:
         for name, mask in self.masks.items():
             parameter = parameters[name]
             if parameter.requires_grad and not getattr(parameter, "keeps_zero", False):
-                parameter.register_hook(lambda grad, mask=mask: grad * mask.to(grad))  # type: ignore[misc]
+                parameter.register_hook(partial(_masked, mask))  # type: ignore[no-untyped-call]
                 parameter.keeps_zero = True  # type: ignore[attr-defined]
+
+
+def _masked(mask: Tensor, grad: Tensor) -> Tensor:
+    return grad * mask.to(grad)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx
 
 from fedrolex.slicing.capture import Captured
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs, size
@@ -31,11 +31,6 @@ class Change:
 
     arguments: Mapping[str, Any]
     operator: str | None = None
-
-    @property
-    def depends(self) -> bool:
-        """Whether any argument is the size of an axis; one that is not stays as the graph has it."""
-        return any(_depends(value) for value in self.arguments.values())
 
 
 @dataclass(frozen=True)
@@ -110,19 +105,16 @@ class Program:
                 elif wide and named[argument] is torch.float32:
                     named[argument] = torch.float64
             set_arguments(copied, named)
-        holder = nn.Module()
-        holder.slicing_device = torch.device("cpu")  # type: ignore[assignment]
-        for name in [*self.captured.tensors, *self.captured.modules]:
-            _attach(holder, name, self.captured.modules.get(name, nn.Module()))
-        code = fx.GraphModule(holder, graph, class_name="SubModelCode")
+        placeholders = {str(node.target): None for node in graph.nodes if node.op == "get_attr"}
+        code = fx.GraphModule(placeholders, graph, class_name="SubModelCode")
         return type(code).forward
 
     def _change(self, node: fx.Node, change: Change, widths: Mapping[str, int]) -> None:
-        if not change.depends:
-            return
         named = arguments_of(node)
         sized = _Sizes(node, widths, self.full)
         if change.operator is not None:
+            if not any(_depends(value) for value in change.arguments.values()):
+                return
             node.target = getattr(torch.ops.aten, change.operator).default
             first = next(v for v in named.values() if isinstance(v, fx.Node))
             named = {k: first if v is None else sized(v, None) for k, v in change.arguments.items()}
@@ -166,15 +158,6 @@ class _Sizes:
         graph = self.node.graph
         with graph.inserting_before(self.node):
             return graph.call_function(operator.floordiv, (graph.call_function(operator.mul, (old, after)), before))
-
-
-def _attach(root: nn.Module, name: str, value: Any) -> None:
-    *path, last = name.split(".")
-    for step in path:
-        if not hasattr(root, step):
-            root.add_module(step, nn.Module())
-        root = getattr(root, step)
-    setattr(root, last, value)
 
 
 def _device_of(graph: fx.Graph, before: fx.Node) -> fx.Node:
@@ -260,8 +243,3 @@ def without_dropout(captured: Captured) -> Captured:
                     named[argument] = SWITCHES[argument]
             set_arguments(values[node], named)
     return Captured(graph, captured.tensors, captured.modules, captured.out_spec, captured.any_batch)
-
-
-def tensors_only(outputs: Sequence[Any]) -> list[Tensor]:
-    """The tensors among flat outputs."""
-    return [value for value in outputs if isinstance(value, Tensor)]

@@ -2,42 +2,36 @@
 
 *Permutation*: the full-width cut under a random permutation of every axis must compute the same function.
 A missing tie, a wrong head split, a wrong stride or a forgotten buffer breaks it; no reference is needed.
-*Half width*: the smaller module must run in both modes, at another batch size, keep the shape of the model's
-outputs, and give a gradient to every parameter that gets one at full width.
+*Smaller widths*: the cut must run in both modes, keep the shape of the model's outputs, and give a gradient
+to every parameter that gets one at full width.
 
-Proofs run in float64 with dropout off and on weights that are generic: a zero-initialised head or a norm of
-ones would let anything pass.
+Proofs run with dropout off and on weights that are generic: a zero-initialised head or a norm of ones would
+let anything pass. The permutation is compared in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.capture import Inputs, quiet
+from fedrolex.slicing.capture import Inputs, one_line, quiet
 from fedrolex.slicing.submodel import GraphBuilder, SubModel
-from fedrolex.slicing.windows import Run, Window, pick, width
+from fedrolex.slicing.windows import WHOLE, Run, Window, pick, width
 
 TOLERANCE = 1e-6
+HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 
 
-@dataclass(frozen=True)
-class Flaw:
-    """Why a proof failed: one line."""
-
-    what: str
-
-
-def generic(state: Mapping[str, Tensor], running: Sequence[str] = ()) -> dict[str, Tensor]:
-    """A copy of ``state`` in which no floating parameter is constant.
+def generic(state: Mapping[str, Tensor], variances: Sequence[str] = ()) -> dict[str, Tensor]:
+    """A copy of ``state`` in which no floating tensor is constant.
 
     Weights that vary keep their values; constant ones (norms, zero biases, zero heads, layer scales) get
-    noise around their value. ``running`` names buffers that hold variances: those stay positive.
+    noise around their value. ``variances`` names buffers that must stay positive.
     """
     generator = torch.Generator().manual_seed(20220)
     result: dict[str, Tensor] = {}
@@ -46,7 +40,7 @@ def generic(state: Mapping[str, Tensor], running: Sequence[str] = ()) -> dict[st
         if value.is_floating_point() and value.numel() > 1 and bool((value == value.flatten()[0]).all()):
             noise = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value)
             first = float(value.flatten()[0])
-            if name in running:
+            if name in variances:
                 value = 0.5 + noise
             elif abs(first) > 0.05:
                 value = value * (0.5 + noise)
@@ -56,13 +50,29 @@ def generic(state: Mapping[str, Tensor], running: Sequence[str] = ()) -> dict[st
     return result
 
 
+def distance(a: Tensor, b: Tensor) -> float:
+    """Relative distance ‖a − b‖ / ‖b‖; 0 for equal tensors, NaNs and infinities in the same places included."""
+    if a.shape != b.shape:
+        return float("inf")
+    same = (a == b) | (a.isnan() & b.isnan())
+    if bool(same.all()):
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float("inf")
+    error = float(torch.linalg.vector_norm((a - b)[~same]))
+    scale = float(torch.linalg.vector_norm(b[b.isfinite()]))
+    return error / scale if scale > 0 else float("inf")
+
+
 @dataclass(frozen=True)
 class Trial:
-    """What a proof runs on.
+    """A claim about a model's axes, and what it is tried on.
+
+    Every check returns None where it passes, or one line that says what went wrong.
 
     Attributes:
-        axes: the claim to prove.
-        builder: makes modules from the traced graph, dropout off.
+        axes: the claim.
+        builder: makes modules from the traced graphs, dropout off.
         state: generic weights, in the model's own dtype.
         inputs: the example.
         kept: for each mode, the flat outputs that must keep shape and value.
@@ -74,134 +84,91 @@ class Trial:
     inputs: Inputs
     kept: Mapping[bool, Sequence[int]]
 
-    def module(self, window: Window, dtype: torch.dtype | None = None) -> SubModel:
-        """The cut of the generic weights."""
-        builder, axes = self.builder, self.axes
+    def permutation(self, only: Sequence[str] | None = None) -> str | None:
+        """Does the full-width cut under a random permutation compute the same function, in both modes?"""
+        window = self._permuted(only)
+        example = generic(dict(zip(self.inputs.names, self.inputs.values, strict=True)))
+        values = [v.double() if v.is_floating_point() else v for v in example.values()]
+        for mode in self.kept:
+            try:
+                with torch.no_grad():
+                    straight = self._outputs(self._module(WHOLE, torch.float64), mode, values)
+                    permuted = self._outputs(self._module(window, torch.float64), mode, values)
+            except Exception as failure:
+                return f"the permuted model does not run: {one_line(failure)}"
+            for found, wanted in zip(permuted, straight, strict=True):
+                if wanted.numel() and not bool(wanted.isfinite().any()):
+                    return "the model gives no finite output on the example, so nothing can be proved"
+                error = distance(found, wanted)
+                if not error <= TOLERANCE:
+                    return f"the permuted model differs by {error:.1e} (rounding is below {TOLERANCE:.0e})"
+        return None
+
+    def narrower(self, beta: Fraction, only: Sequence[str] | None = None) -> str | None:
+        """Does a smaller cut run, keep its outputs' shapes and train all its parameters?"""
+        try:
+            shapes, trained = self._trained(WHOLE)
+            narrow_shapes, narrow_trained = self._trained(self._rolled(beta, only))
+        except Exception as failure:
+            return f"the smaller model does not run: {one_line(failure)}"
+        if narrow_shapes != shapes:
+            return "the smaller model changes the shape of an output"
+        missing = sorted(trained - narrow_trained)
+        return f"{missing[0]} gets no gradient in the smaller model" if missing else None
+
+    def any_batch(self) -> str | None:
+        """Does the smaller cut also run with one sample more than the example has?"""
+        values = [torch.cat([v, v[:1]]) if v.dim() else v for v in self.inputs.values]
+        module = self._module(self._rolled(HALF, None))
+        try:
+            with torch.no_grad():
+                for mode in self.kept:
+                    self._outputs(module, mode, values)
+        except Exception as failure:
+            return f"another batch size fails: {one_line(failure)}"
+        return None
+
+    def _permuted(self, only: Sequence[str] | None) -> Window:
+        """Every axis that is not tied to inputs or outputs, reordered at random."""
+        generator = torch.Generator().manual_seed(4242)
+        spans = {}
+        for name, axis in self.axes.axes.items():
+            if axis.kind not in ("rows", "outputs") and (only is None or name in only):
+                order = torch.randperm(axis.size, generator=generator).tolist()
+                spans[name] = pick(order if order != sorted(order) else order[::-1], axis.size)
+        return Window(spans)
+
+    def _rolled(self, beta: Fraction, only: Sequence[str] | None) -> Window:
+        """A fraction of every axis, from two thirds of the way in."""
+        cut = [a for a in self.axes.cut_axes if only is None or a.name in only]
+        return Window({a.name: Run(2 * a.size // 3, width(a.size, beta), a.size) for a in cut})
+
+    def _module(self, window: Window, dtype: torch.dtype | None = None) -> SubModel:
         state = {n: t.to(dtype) if dtype is not None and t.is_floating_point() else t for n, t in self.state.items()}
-        constants = axes.take({n: t for n, t in builder.constants.items() if axes.tensors[n].role == "constant"}, window)
-        module = builder(axes.widths(window), constants, dtype=dtype)
-        axes.load(module, state, window)
+        constants = self.axes.take(self.builder.constants, window)
+        module = self.builder(self.axes.widths(window), constants, dtype=dtype)
+        self.axes.load(module, state, window)
         return module
 
-    def outputs(self, module: SubModel, mode: bool, values: Sequence[Tensor]) -> list[Tensor]:
-        """The kept outputs of one run, with fixed random numbers."""
+    def _outputs(self, module: SubModel, mode: bool, values: Sequence[Tensor]) -> list[Tensor]:
+        """The kept outputs of one run, always with the same random numbers."""
         module.train(mode)
         with torch.random.fork_rng(devices=[]), quiet():
             torch.manual_seed(7)
-            flat = module._functions[mode](module, *(v.clone() for v in values))
+            flat = module.flat(*(v.clone() for v in values))
         return [flat[place] for place in self.kept[mode]]
 
-    def doubled(self) -> list[Tensor]:
-        """The example in float64, constant inputs made generic."""
-        values = generic(dict(zip(self.inputs.names, self.inputs.values, strict=True)))
-        return [v.double() if v.is_floating_point() else v for v in values.values()]
-
-
-def permutation(axes: Axes, only: Sequence[str] | None = None) -> Window:
-    """A window that reorders every axis that is not tied to inputs or outputs."""
-    generator = torch.Generator().manual_seed(4242)
-    spans = {}
-    for name, axis in axes.axes.items():
-        if axis.kind not in ("rows", "outputs") and (only is None or name in only):
-            order = torch.randperm(axis.size, generator=generator).tolist()
-            spans[name] = pick(order if order != sorted(order) else order[::-1], axis.size)
-    return Window(spans)
-
-
-def half(axes: Axes, beta: Any, only: Sequence[str] | None = None) -> Window:
-    """A rolled window of a fraction of every axis, two thirds of the way in."""
-    return Window(
-        {a.name: Run(2 * a.size // 3, width(a.size, beta), a.size) for a in axes.cut_axes if only is None or a.name in only}
-    )
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """Relative distance ‖a − b‖ / ‖b‖; 0 for equal tensors, NaNs in the same places included."""
-    if a.shape != b.shape:
-        return float("inf")
-    if not a.is_floating_point() and not a.is_complex():
-        return 0.0 if bool((a == b).all()) else 1.0
-    same = (a == b) | (a.isnan() & b.isnan())
-    if bool(same.all()):
-        return 0.0
-    scale = float(torch.linalg.vector_norm(b[b.isfinite()].double()))
-    error = float(torch.linalg.vector_norm((a - b)[~same].double()))
-    return error / scale if scale > 0 else float("inf")
-
-
-def permutation_flaw(trial: Trial, only: Sequence[str] | None = None) -> Flaw | None:
-    """None where the permuted full-width cut computes the same function in both modes."""
-    window = permutation(trial.axes, only)
-    values = trial.doubled()
-    with torch.no_grad():
-        for mode in trial.kept:
-            try:
-                straight = trial.outputs(trial.module(Window({}), torch.float64), mode, values)
-                permuted = trial.outputs(trial.module(window, torch.float64), mode, values)
-            except Exception as error:
-                return Flaw(f"the permuted model does not run: {error}")
-            for a, b in zip(permuted, straight, strict=True):
-                if not bool(torch.isfinite(b).any()) and b.numel():
-                    return Flaw("the model gives no finite output on the example, so nothing can be proved")
-                error = distance(a, b)
-                if not error <= TOLERANCE:
-                    return Flaw(f"a permuted model differs by {error:.1e} (at most {TOLERANCE:.0e} is rounding)")
-    return None
-
-
-def half_flaw(trial: Trial, beta: Any, only: Sequence[str] | None = None) -> Flaw | None:
-    """None where the smaller module runs, keeps its outputs' shapes and trains all its parameters."""
-    window = half(trial.axes, beta, only)
-    try:
-        wanted = _gradients(trial, Window({}))
-        found = _gradients(trial, window)
-    except Exception as error:
-        return Flaw(f"the smaller model does not run: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-    for mode in trial.kept:
-        if [tuple(o.shape) for o in found[mode][0]] != [tuple(o.shape) for o in wanted[mode][0]]:
-            return Flaw("the smaller model changes the shape of an output")
-    missing = sorted(wanted[True][1] - found[True][1])
-    if missing:
-        return Flaw(f"{missing[0]} gets no gradient in the smaller model")
-    return None
-
-
-def _gradients(trial: Trial, window: Window) -> dict[bool, tuple[list[Tensor], set[str]]]:
-    """Kept outputs and the parameters with a gradient, in each mode."""
-    result: dict[bool, tuple[list[Tensor], set[str]]] = {}
-    for mode in trial.kept:
-        module = trial.module(window)
-        with torch.enable_grad():
-            outputs = trial.outputs(module, mode, trial.inputs.values)
-            losses = [o.double().square().sum() for o in outputs if o.is_floating_point() and o.requires_grad]
-            if losses:
-                torch.stack(losses).sum().backward()
-        result[mode] = (outputs, {n for n, p in module.named_parameters() if p.grad is not None})
-    return result
-
-
-def batch_flaw(trial: Trial) -> Flaw | None:
-    """None where the model also runs with one sample more than the example has."""
-    if not all(v.dim() for v in trial.inputs.values):
-        return Flaw("an input has no batch dimension")
-    values = [torch.cat([v, v[:1]]) for v in trial.inputs.values]
-    try:
-        with torch.no_grad():
-            for mode in trial.kept:
-                trial.outputs(trial.module(half(trial.axes, trial_beta())), mode, values)
-    except Exception as error:
-        return Flaw(f"another batch size fails: {str(error).splitlines()[0]}")
-    return None
-
-
-def trial_beta() -> Any:
-    """The capacity proofs cut to."""
-    from fractions import Fraction
-
-    return Fraction(1, 2)
-
-
-def culprits(names: Sequence[str], check: Callable[[Sequence[str]], Flaw | None]) -> dict[str, Flaw]:
-    """The axes that fail a check on their own, or, where none does alone, the smallest failing tail."""
-    alone = {name: flaw for name in names if (flaw := check([name])) is not None}
-    return alone
+    def _trained(self, window: Window) -> tuple[list[tuple[int, ...]], set[str]]:
+        """Shapes of the kept outputs in both modes, and the parameters that get a gradient in training."""
+        shapes: list[tuple[int, ...]] = []
+        trained: set[str] = set()
+        for mode in self.kept:
+            module = self._module(window)
+            with torch.enable_grad():
+                outputs = self._outputs(module, mode, self.inputs.values)
+                losses = [o.double().square().sum() for o in outputs if o.requires_grad and o.is_floating_point()]
+                if losses and mode:
+                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+            shapes.extend(tuple(o.shape) for o in outputs)
+            trained |= {n for n, p in module.named_parameters() if p.grad is not None}
+        return shapes, trained

@@ -84,11 +84,10 @@ class Resolution:
                 kinds[leaf] = next((kind for kind in order if kind in leaf.roles), "width")
         for _, _, dim in self._dims():
             for factors in _products(dim):
-                cut = [leaf for leaf in factors if kinds.get(leaf) == "width"]
-                largest = max(cut, key=lambda leaf: leaf.size, default=None)
-                for leaf in cut:
-                    if leaf is not largest:
-                        kinds[leaf] = "factor"
+                cut = [[leaf for leaf in factor if kinds.get(leaf) == "width"] for factor in factors]
+                largest = max(cut, key=lambda leaves: max((leaf.size for leaf in leaves), default=0))
+                for leaf in (leaf for leaves in cut if leaves is not largest for leaf in leaves):
+                    kinds[leaf] = "factor"
         return kinds
 
     # --- names ---
@@ -108,7 +107,9 @@ class Resolution:
             taken.add(name)
             result[leaf] = name
         if unmatched:
-            raise FedrolexError(f"no axis matches {sorted(unmatched)[0]!r}: name axes by 'tensor:dimension', e.g. 'conv1.weight:0'")
+            raise FedrolexError(
+                f"no axis matches {sorted(unmatched)[0]!r}: name axes by 'tensor:dimension', e.g. 'conv1.weight:0'"
+            )
         return result
 
     def _base_name(self, leaf: Unknown, members: Sequence[tuple[str, int]]) -> str:
@@ -222,11 +223,11 @@ def _parts(dim: Dim) -> Iterable[Dim]:
             yield from _parts(part)
 
 
-def _products(dim: Dim) -> Iterable[list[Unknown]]:
-    """The leaves multiplied with each other, for every product below ``dim``."""
+def _products(dim: Dim) -> Iterable[list[list[Unknown]]]:
+    """For every product below ``dim``, the leaves of each of its factors."""
     dim = find(dim)
     if isinstance(dim, Product):
-        yield list(dict.fromkeys(unknowns(dim)))
+        yield [list(unknowns(part)) for part in dim.parts]
     if not isinstance(dim, Unknown):
         for part in dim.parts:
             yield from _products(part)
@@ -267,16 +268,24 @@ def _simplified_cat(parts: Sequence[Layout]) -> Layout:
     return Cat(tuple(merged)) if len(merged) > 1 else merged[0]
 
 
-def apply_overrides(ties: Ties, roles: Mapping[str, Any], freeze_patterns: Iterable[str], tie: Iterable[Sequence[str]]) -> None:
+def apply_overrides(
+    ties: Ties, roles: Mapping[str, Any], freeze_patterns: Iterable[str], tie: Iterable[Sequence[str]]
+) -> None:
     """What the user or the model says about its axes, before anything is decided.
 
     ``freeze`` patterns match ``tensor`` or ``tensor:dim``; ``tie`` lists ``tensor:dim`` that must share indices.
     """
     every = {f"{name}:{place}": dim for name in roles for place, dim in enumerate(ties.dims[name])}
     for pattern in freeze_patterns:
-        matched = [dim for key, dim in every.items() if fnmatchcase(key, pattern) or fnmatchcase(key.rpartition(":")[0], pattern)]
+        matched = [
+            dim
+            for key, dim in every.items()
+            if fnmatchcase(key, pattern) or fnmatchcase(key.rpartition(":")[0], pattern)
+        ]
         if not matched:
-            raise FedrolexError(f"nothing matches freeze={pattern!r}: give a tensor name, or 'tensor:dimension', * allowed")
+            raise FedrolexError(
+                f"nothing matches freeze={pattern!r}: give a tensor name, or 'tensor:dimension', * allowed"
+            )
         for dim in matched:
             freeze(dim, "frozen on request")
     for group in tie:

@@ -42,10 +42,7 @@ class Scheme(ABC):
         if round < 0:
             raise FedrolexError(f"round {round} is negative: rounds count from 0")
         return Window(
-            {
-                axis.name: self.span(axis, place, round, beta, client)
-                for place, axis in enumerate(axes.cut_axes)
-            }
+            {axis.name: self.span(axis, place, round, beta, client) for place, axis in enumerate(axes.cut_axes)}
         )
 
     @abstractmethod

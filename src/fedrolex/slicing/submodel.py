@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from fedrolex.slicing.axes import TensorLayout
-from fedrolex.slicing.capture import Inputs
+from fedrolex.slicing.capture import Inputs, register
 from fedrolex.slicing.layout import shape
 from fedrolex.slicing.program import Program
 
@@ -24,7 +24,9 @@ class SubModel(nn.Module):
 
     slicing_device: torch.device
 
-    def __init__(self, functions: Mapping[bool, Callable[..., Any]], inputs: Inputs, out_specs: Mapping[bool, Any]) -> None:
+    def __init__(
+        self, functions: Mapping[bool, Callable[..., Any]], inputs: Inputs, out_specs: Mapping[bool, Any]
+    ) -> None:
         super().__init__()
         self._functions = dict(functions)
         self._inputs = inputs
@@ -33,11 +35,16 @@ class SubModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The sub-network's output, in the form the full model returns."""
-        flat = self._functions[self.training](self, *self._inputs.flatten(args, kwargs))
+        flat = self.flat(*self._inputs.flatten(args, kwargs))
         return pytree.tree_unflatten(list(flat), self._out_specs[self.training])
 
+    def flat(self, *tensors: Tensor) -> tuple[Any, ...]:
+        """The outputs one after the other, from the input tensors in the order they were traced."""
+        outputs: tuple[Any, ...] = self._functions[self.training](self, *tensors)
+        return outputs
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SubModel:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         first = next(iter(self.parameters()), next(iter(self.buffers()), None))
         if first is not None:
             self.slicing_device = first.device
@@ -68,7 +75,9 @@ class GraphBuilder:
         self.programs = programs
         self.inputs = inputs
         self.tensors = tensors
-        self.like = {n: torch.empty(0, dtype=t.dtype, device=t.device, requires_grad=t.requires_grad) for n, t in like.items()}
+        self.like = {
+            n: torch.empty(0, dtype=t.dtype, device=t.device, requires_grad=t.requires_grad) for n, t in like.items()
+        }
         self.aliases = aliases
         self.transient = frozenset(transient)
         self.constants = {n: like[n].detach().clone() for n, t in tensors.items() if t.role == "constant"}
@@ -83,7 +92,9 @@ class GraphBuilder:
             self._functions[key] = {mode: program.function(widths) for mode, program in self.programs.items()}
         return self._functions[key]
 
-    def __call__(self, widths: Mapping[str, int], constants: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> SubModel:
+    def __call__(
+        self, widths: Mapping[str, int], constants: Mapping[str, Tensor], *, dtype: torch.dtype | None = None
+    ) -> SubModel:
         """A module of these widths; parameters and buffers are not filled in yet.
 
         Args:
@@ -103,26 +114,12 @@ class GraphBuilder:
                 made[name] = torch.zeros(shape(tensor.dims, widths), dtype=wanted, device=like.device)
             if tensor.role == "parameter":
                 made[name] = nn.Parameter(made[name], requires_grad=like.requires_grad)
-            _register(module, name, made[name], persistent=tensor.role == "buffer" and name not in self.transient)
+            register(module, name, made[name], persistent=tensor.role == "buffer" and name not in self.transient)
         for alias, name in self.aliases.items():
-            _register(module, alias, made[name], persistent=name not in self.transient)
+            register(module, alias, made[name], persistent=name not in self.transient)
         for program in self.programs.values():
             for name, region in program.captured.modules.items():
-                _register(module, name, region, persistent=False)
+                register(module, name, region, persistent=False)
         first = next(iter(made.values()), None)
         module.slicing_device = torch.device("cpu") if first is None else first.device
         return module
-
-
-def _register(root: nn.Module, name: str, value: Any, *, persistent: bool) -> None:
-    *path, last = name.split(".")
-    for step in path:
-        if not hasattr(root, step):
-            root.add_module(step, nn.Module())
-        root = getattr(root, step)
-    if isinstance(value, nn.Parameter):
-        root.register_parameter(last, value)
-    elif isinstance(value, Tensor):
-        root.register_buffer(last, value, persistent=persistent)
-    elif not hasattr(root, last):
-        root.add_module(last, value)

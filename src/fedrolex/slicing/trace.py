@@ -1,26 +1,27 @@
 """``trace(model, example)``: the axes of any module, derived from what it computes, and proved.
 
-    axes = trace(model, torch.randn(2, 3, 32, 32))
-    small = axes.cut(model, Rolling()(round=0, capacity="1/4", client=0, axes=axes))
+axes = trace(model, torch.randn(2, 3, 32, 32))
+window = Rolling().window(axes, round=0, capacity="1/4")
+small = axes.cut(model, window)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Any, Literal
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from fedrolex.errors import FedrolexError
-from fedrolex.slicing import proof
-from fedrolex.slicing.axes import Axes, Kind, Note
-from fedrolex.slicing.capture import Captured, Inputs, capture, quiet
-from fedrolex.slicing.infer import freeze as freeze_dim
+from fedrolex.slicing.axes import Axes, Kind, Note, Role
+from fedrolex.slicing.capture import Captured, Inputs, capture, one_line, quiet, register
+from fedrolex.slicing.infer import Unknown, freeze
 from fedrolex.slicing.layout import show
-from fedrolex.slicing.program import Program, Scale, evaluation_of, tensors_only, without_dropout
+from fedrolex.slicing.program import Program, evaluation_of, without_dropout
+from fedrolex.slicing.proof import HALF, QUARTER, Trial, distance, generic
 from fedrolex.slicing.resolve import Resolution, apply_overrides
 from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.walk import Ties, walk
@@ -55,8 +56,8 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
 
     Args:
         model: any module ``torch.export`` can capture. It is not changed.
-        example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments; batch ≥ 2
-            and the largest lengths that will be used.
+        example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments, at the
+            largest lengths that will be used.
         hints: names, freezes and overrides; by default the model's own ``slicing_hints()``, if it has one.
 
     Raises:
@@ -65,16 +66,24 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
     if hints is None:
         own = getattr(model, "slicing_hints", None)
         hints = own() if callable(own) else Hints()
-    inputs = Inputs.of(model, example)
-    if not any(True for _ in model.parameters()):
+    if next(iter(model.parameters()), None) is None:
         raise FedrolexError("the model has no parameters: there is nothing to cut")
-    work = _Work(model, inputs, hints)
-    axes = work.proved()
+    inputs = Inputs.of(model, example)
+    try:
+        axes = _Trace(model, inputs, hints).proved()
+    except FedrolexError:
+        raise
+    except Exception as failure:
+        raise FedrolexError(
+            f"the model could not be traced: {type(failure).__name__}: {one_line(failure)}"
+        ) from failure
     return axes if hints.factory is None else replace(axes, build=FactoryBuilder(hints.factory))
 
 
 class FactoryBuilder:
-    """Builds sub-models with the model's own factory; the traced graph was only used to derive the axes."""
+    """Builds sub-models with the model's own factory; the traced graph only served to derive the axes."""
+
+    constants: Mapping[str, Tensor] = {}
 
     def __init__(self, factory: Factory) -> None:
         self.factory = factory
@@ -84,40 +93,55 @@ class FactoryBuilder:
         return self.factory(dict(widths))
 
 
-class _Work:
-    """One trace in progress."""
+class _Trace:
+    """One trace: capture both modes, walk them, decide, prove."""
 
     def __init__(self, model: nn.Module, inputs: Inputs, hints: Hints) -> None:
         self.model, self.inputs, self.hints = model, inputs, hints
         self.notes: list[Note] = []
-        self.ties = Ties()
+        self.own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.aliases = _aliases(model, self.own)
+        self.variances = [name for name in self.own if name.endswith("running_var")]
         self.modes = self._capture()
-        self.own = _own_tensors(model)
-        self.roles, self.aliases = self._roles()
-        self.tensors = {**{n: t for c in self.modes.values() for n, t in c.tensors.items()}, **self.own}
-        self._walk()
-        apply_overrides(self.ties, self.roles, hints.freeze, hints.tie)
+        captured = {n: t for mode in self.modes.values() for n, t in mode.tensors.items()}
+        self.tensors = {**captured, **self.own}
+        self.roles: dict[str, Role] = {
+            n: "parameter" if isinstance(t, nn.Parameter) else "buffer" for n, t in self.own.items()
+        }
+        self.roles.update({n: "constant" for n in captured if n not in self.own})
+        self.ties = self._walk()
 
-    # --- capturing ---
+    # --- what the model computes ---
 
     def _capture(self) -> dict[bool, Captured]:
+        """The graphs for training (True) and evaluation (False)."""
         try:
-            training = capture(self.model, self.inputs, training=True)
+            training = self._canonical(capture(self.model, self.inputs, training=True))
         except FedrolexError as failure:
             try:
-                evaluation = capture(self.model, self.inputs, training=False)
+                evaluation = self._canonical(capture(self.model, self.inputs, training=False))
             except FedrolexError:
                 raise failure from failure.__cause__
-            self.notes.append(Note("training mode", f"cannot be traced ({failure}); sub-models train on the evaluation graph"))
+            self.notes.append(
+                Note("training mode", f"cannot be traced, sub-models train on the evaluation graph ({failure})")
+            )
             return {True: evaluation, False: evaluation}
-        derived = evaluation_of(training)
-        if not self._is_evaluation(derived):
-            derived = capture(self.model, self.inputs, training=False)
-        return {True: training, False: derived}
+        evaluation = evaluation_of(training)
+        if not self._is_evaluation(evaluation):
+            evaluation = self._canonical(capture(self.model, self.inputs, training=False))
+        return {True: training, False: evaluation}
+
+    def _canonical(self, captured: Captured) -> Captured:
+        """Tied tensors under their first name."""
+        for node in captured.graph.nodes:
+            if node.op == "get_attr":
+                node.target = self.aliases.get(str(node.target), node.target)
+        captured.tensors = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
+        return captured
 
     def _is_evaluation(self, derived: Captured) -> bool:
-        """Whether switching dropout and norms in the training graph gives what the module computes in eval."""
-        state = proof.generic(_own_tensors(self.model), _variances(self.model))
+        """Whether the training graph with its switches turned is what the module computes in evaluation."""
+        state = generic(self.own, self.variances)
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
@@ -130,162 +154,120 @@ class _Work:
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        a, b = tensors_only(found), tensors_only(torch.utils._pytree.tree_leaves(wanted))
-        return len(a) == len(b) and all(proof.distance(x, y) < 1e-5 for x, y in zip(a, b, strict=True))
+        pairs = [[v for v in values if isinstance(v, Tensor)] for values in (found, pytree.tree_leaves(wanted))]
+        return len(pairs[0]) == len(pairs[1]) and all(distance(a, b) < 1e-5 for a, b in zip(*pairs, strict=True))
 
-    def _roles(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Role of every tensor, in the model's order, and the other names of tied ones."""
-        captured = {n: t for c in self.modes.values() for n, t in c.tensors.items()}
-        roles = {n: "parameter" if isinstance(t, nn.Parameter) else "buffer" for n, t in self.own.items()}
-        aliases: dict[str, str] = {}
-        every = [*self.model.named_parameters(remove_duplicate=False), *self.model.named_buffers(remove_duplicate=False)]
-        canonical = {id(t): n for n, t in self.own.items()}
-        for name, tensor in every:
-            if name not in self.own:
-                aliases[name] = canonical[id(tensor)]
-        roles.update({n: "constant" for n in captured if n not in self.own and n not in aliases})
-        return roles, aliases
-
-    def _walk(self) -> None:
-        for captured in self.modes.values():
-            for node in captured.graph.nodes:
-                if node.op == "get_attr" and node.target in self.aliases:
-                    node.target = self.aliases[node.target]
-            captured.tensors = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
-        training, evaluation = self.modes[True], self.modes[False]
-        walk(training, self.inputs.values, self.ties)
-        derived = [n.name for n in evaluation.graph.nodes if n.op == "call_function"]
-        walked = {n.name for n in training.graph.nodes}
-        self.separate = training is not evaluation and not set(derived) <= walked
-        if self.separate or evaluation.graph is not training.graph:
-            walk(evaluation, self.inputs.values, self.ties)
+    def _walk(self) -> Ties:
+        ties = Ties()
+        for mode in dict.fromkeys((self.modes[True], self.modes[False])):
+            walk(mode, self.inputs.values, ties)
         for name in self.roles:
-            if name not in self.ties.dims:
+            if name not in ties.dims:
                 shape = self.tensors[name].shape
-                self.ties.dims[name] = tuple(_unused(n) for n in shape)
+                ties.dims[name] = tuple(Unknown(n, "not used by forward on this example") for n in shape)
+        apply_overrides(ties, self.roles, self.hints.freeze, self.hints.tie)
+        return ties
 
-    # --- deciding ---
+    # --- what follows from it ---
 
-    def axes(self) -> tuple[Axes, GraphBuilder, dict[bool, Sequence[int]]]:
-        """The axes as they stand now, with a builder for them."""
+    def _decide(self) -> tuple[Resolution, Trial]:
+        """The axes as they stand, ready to be tried."""
         resolution = Resolution(self.ties, self.roles, self.tensors, self.hints.name, self.hints.kind)
         layouts = resolution.tensor_layouts()
         found = resolution.axes(layouts)
         full = {name: axis.size for name, axis in found.items()}
         programs: dict[bool, Program] = {}
         kept: dict[bool, Sequence[int]] = {}
-        follow = self.hints.scaling == "own-width"
         for place, mode in enumerate((True, False)):
-            walked = min(place, len(self.ties.edits) - 1)
-            scales = resolution.scales(self.ties.scalars[walked], follow)
-            programs[mode] = Program(self.modes[mode], resolution.changes(self.ties.edits[walked]), scales, full)
-            kept[mode] = self.ties.kept[walked]
+            seen = self.ties.walks[min(place, len(self.ties.walks) - 1)]
+            scales = resolution.scales(seen.scalars, follow=self.hints.scaling == "own-width")
+            programs[mode] = Program(self.modes[mode], resolution.changes(seen.edits), scales, full)
+            kept[mode] = seen.kept
         transient = _transient(self.model)
+        notes = (*self.notes, *self._notes(programs[True]))
         builder = GraphBuilder(programs, self.inputs, layouts, self.tensors, self.aliases, transient)
-        axes = Axes(found, layouts, self.aliases, tuple(resolution.frozen()), self._notes(programs[True].scales), builder)
-        return axes, builder, kept
+        axes = Axes(found, layouts, self.aliases, tuple(resolution.frozen()), notes, builder)
+        still = {mode: replace(p, captured=without_dropout(p.captured)) for mode, p in programs.items()}
+        quiet_builder = GraphBuilder(still, self.inputs, layouts, self.tensors, self.aliases, transient)
+        return resolution, Trial(axes, quiet_builder, generic(self.own, self.variances), self.inputs, kept)
 
-    def _notes(self, scales: Iterable[Scale]) -> tuple[Note, ...]:
-        notes = list(self.notes)
-        for scale in scales:
+    def proved(self) -> Axes:
+        """Axes that pass every proof; an axis that fails on its own is frozen and reported."""
+        while True:
+            resolution, trial = self._decide()
+            axes = trial.axes
+            if not axes.cut_axes:
+                raise FedrolexError(f"no axis of this model can be cut: {self._why_nothing(axes)}")
+            flaw, failing = _try(trial)
+            if flaw is None:
+                return self._with_batch_note(trial)
+            if not failing:
+                raise FedrolexError(f"the derived axes could not be proved, so this model is refused: {flaw}")
+            for leaf, name in resolution.names.items():
+                if name in failing:
+                    freeze(leaf, f"failed its proof: {failing[name]}")
+
+    def _notes(self, program: Program) -> list[Note]:
+        notes = []
+        for scale in program.scales:
             power = {0.5: "√", -0.5: "1/√", 1.0: "", -1.0: "1/"}[scale.power]
             does = "sub-models use their own width" if scale.follows else "kept as it is"
             notes.append(Note(scale.node, f"{scale.value:.6g} = {power}size of {show(scale.axis)}: {does}"))
         for name, count in self.ties.unknown.items():
             notes.append(Note(name, f"no rule for this operator ({count} uses): what it touches is frozen"))
         if self.ties.exposed:
-            notes.append(Note("outputs", f"{self.ties.exposed} inner values are returned too: sub-models return theirs, narrower"))
-        if not self.modes[True].any_batch:
-            notes.append(Note("batch size", "fixed at the example's: the model's code depends on it"))
-        return tuple(notes)
+            notes.append(
+                Note("outputs", f"{self.ties.exposed} inner values are returned too: sub-models return narrower ones")
+            )
+        return notes
 
-    def proved(self) -> Axes:
-        """Axes that pass every proof; an axis that fails on its own is frozen and reported."""
-        for _ in range(4):
-            axes, builder, kept = self.axes()
-            if not axes.cut_axes:
-                raise FedrolexError(f"no axis of this model can be cut: {_why_nothing(axes, self.ties)}")
-            trial = self._trial(axes, builder, kept)
-            flaw, failing = self._failing(trial)
-            if flaw is None:
-                return self._with_batch_note(axes, trial)
-            if not failing:
-                break
-            for name, why in failing.items():
-                self._freeze(axes, name, f"failed its proof: {why.what}")
-        raise FedrolexError(f"the derived axes could not be proved, so this model is refused: {flaw.what}")
+    def _why_nothing(self, axes: Axes) -> str:
+        if self.ties.unknown:
+            return f"there is no rule for {', '.join(self.ties.unknown)}"
+        return "; ".join(list(dict.fromkeys(note.what for note in axes.frozen))[:3]) or "it has inputs and outputs only"
 
-    def _failing(self, trial: proof.Trial) -> tuple[proof.Flaw | None, dict[str, proof.Flaw]]:
-        names = list(trial.axes.axes)
-        cut = [axis.name for axis in trial.axes.cut_axes]
-        flaw = proof.permutation_flaw(trial)
+    def _with_batch_note(self, trial: Trial) -> Axes:
+        fixed = None if self.modes[True].any_batch else "the model's code depends on it"
+        flaw = fixed or trial.any_batch()
+        if flaw is None:
+            return trial.axes
+        return replace(trial.axes, notes=(*trial.axes.notes, Note("batch size", f"fixed at the example's: {flaw}")))
+
+
+def _try(trial: Trial) -> tuple[str | None, dict[str, str]]:
+    """The first proof that fails, and the axes that fail it on their own."""
+    flaw = trial.permutation()
+    if flaw is not None:
+        alone = {name: trial.permutation([name]) for name in trial.axes.axes}
+        return flaw, {name: why for name, why in alone.items() if why is not None}
+    for beta in (HALF, QUARTER):
+        flaw = trial.narrower(beta)
         if flaw is not None:
-            return flaw, proof.culprits(names, lambda only: proof.permutation_flaw(trial, only))
-        for beta in (Fraction(1, 2), Fraction(1, 4)):
-            flaw = proof.half_flaw(trial, beta)
-            if flaw is not None:
-                return flaw, proof.culprits(cut, lambda only, b=beta: proof.half_flaw(trial, b, only))  # type: ignore[misc]
-        return None, {}
-
-    def _trial(self, axes: Axes, builder: GraphBuilder, kept: Mapping[bool, Sequence[int]]) -> proof.Trial:
-        quiet_programs = {m: replace(p, captured=without_dropout(p.captured)) for m, p in builder.programs.items()}
-        tensors = {**self.tensors, **self.own}
-        still = GraphBuilder(quiet_programs, self.inputs, builder.tensors, tensors, self.aliases, list(builder.transient))
-        state = proof.generic({n: t for n, t in self.own.items() if n in axes.tensors}, _variances(self.model))
-        return proof.Trial(axes, still, state, self.inputs, kept)
-
-    def _freeze(self, axes: Axes, name: str, why: str) -> None:
-        tensor, dim = axes.axes[name].members[0]
-        resolution = Resolution(self.ties, self.roles, self.tensors, self.hints.name, self.hints.kind)
-        for leaf, found in resolution.names.items():
-            if found == name:
-                freeze_dim(leaf, why)
-        del tensor, dim
-
-    def _with_batch_note(self, axes: Axes, trial: proof.Trial) -> Axes:
-        if not self.modes[True].any_batch:
-            return axes
-        flaw = proof.batch_flaw(trial)
-        return axes if flaw is None else replace(axes, notes=(*axes.notes, Note("batch size", f"fixed at the example's: {flaw.what}")))
+            alone = {axis.name: trial.narrower(beta, [axis.name]) for axis in trial.axes.cut_axes}
+            return flaw, {name: why for name, why in alone.items() if why is not None}
+    return None, {}
 
 
-def _unused(size: int) -> Any:
-    from fedrolex.slicing.infer import Unknown
-
-    return Unknown(size, "not used by forward on this example")
-
-
-def _why_nothing(axes: Axes, ties: Ties) -> str:
-    if ties.unknown:
-        return f"operators without a rule froze it ({', '.join(ties.unknown)})"
-    reasons = list(dict.fromkeys(note.what for note in axes.frozen))
-    return "; ".join(reasons[:3]) or "every dimension is an input or an output"
-
-
-def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+def _aliases(model: nn.Module, own: Mapping[str, Tensor]) -> dict[str, str]:
+    """Other names of tensors that the model holds under several."""
+    first = {id(tensor): name for name, tensor in own.items()}
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: first[id(tensor)] for name, tensor in every if name not in own}
 
 
 def _transient(model: nn.Module) -> list[str]:
-    names = []
-    for path, module in model.named_modules():
-        names.extend(f"{path}.{n}" if path else n for n in module._non_persistent_buffers_set)
-    return names
+    """Buffers that are not part of the state dict."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    ]
 
 
-def _variances(model: nn.Module) -> list[str]:
-    return [name for name, _ in model.named_buffers() if name.endswith("running_var")]
-
-
-def _run(captured: Captured, tensors: Mapping[str, Tensor], values: Sequence[Tensor]) -> list[Any]:
+def _run(captured: Captured, tensors: Mapping[str, Tensor], values: Sequence[Tensor]) -> Sequence[Any]:
     """Run a captured graph at full width on given tensors."""
-    program = Program(captured, {}, (), {})
     holder = nn.Module()
     holder.slicing_device = values[0].device  # type: ignore[assignment]
-    from fedrolex.slicing.submodel import _register
-
-    for name, tensor in tensors.items():
-        _register(holder, name, tensor.detach().clone(), persistent=False)
-    for name, module in captured.modules.items():
-        _register(holder, name, module, persistent=False)
-    return list(program.function({})(holder, *values))
+    for name, value in {**tensors, **captured.modules}.items():
+        register(holder, name, value.detach().clone() if isinstance(value, Tensor) else value)
+    return Program(captured, {}, (), {}).function({})(holder, *values)

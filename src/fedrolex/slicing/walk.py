@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedrolex.slicing.capture import Captured
+from fedrolex.slicing.capture import Captured, register
 from fedrolex.slicing.infer import Dim, Unknown, freeze, mark, size_of
 from fedrolex.slicing.rules import RULES, Call, Traced
 from fedrolex.slicing.rules.call import fixed, freeze_all
@@ -43,40 +43,48 @@ class Scalar:
 
 
 @dataclass
+class Walk:
+    """What belongs to one graph.
+
+    Attributes:
+        edits: node name to the constants that are really widths.
+        scalars: numbers that might be derived from a width.
+        kept: the flat outputs that keep their shape.
+    """
+
+    edits: dict[str, Edit] = field(default_factory=dict)
+    scalars: list[Scalar] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+
+
+@dataclass
 class Ties:
-    """What walking found.
+    """What walking one or more graphs of a model found.
 
     Attributes:
         dims: dimensions of every tensor by its name.
-        edits: node name to the constants that are really widths.
         reads: (tensor, dimension) pairs that are contracted over.
-        scalars: numbers that might be derived from a width.
-        unknown: operators without a rule that froze their operands.
-        kept: for each walk, the flat outputs that keep their shape.
+        unknown: operators without a rule that froze their operands, and how often.
         exposed: outputs that are intermediate values, cut with the model.
+        walks: what belongs to each graph, in the order they were walked.
     """
 
     dims: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
-    edits: list[dict[str, Edit]] = field(default_factory=list)
     reads: set[tuple[str, int]] = field(default_factory=set)
-    scalars: list[list[Scalar]] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
-    kept: list[list[int]] = field(default_factory=list)
     exposed: int = 0
+    walks: list[Walk] = field(default_factory=list)
 
 
 def walk(captured: Captured, inputs: Sequence[Tensor], ties: Ties) -> None:
     """Run the graph on ``inputs`` and add what it ties together to ``ties``."""
     for name, tensor in captured.tensors.items():
-        known = ties.dims.get(name)
-        if known is None:
+        if name not in ties.dims:
             ties.dims[name] = tuple(Unknown(n) if n != 1 else Unknown(1, "size one") for n in tensor.shape)
     walker = _Walker(captured, ties)
     with torch.no_grad():
         walker.run(*(value.clone() for value in inputs))
-    ties.edits.append(walker.edits)
-    ties.scalars.append(walker.scalars)
-    ties.kept.append(walker.kept)
+    ties.walks.append(walker.found)
 
 
 class _Walker(fx.Interpreter):
@@ -85,21 +93,13 @@ class _Walker(fx.Interpreter):
     def __init__(self, captured: Captured, ties: Ties) -> None:
         root = torch.nn.Module()
         for name, module in captured.modules.items():
-            parent = root
-            *path, last = name.split(".")
-            for step in path:
-                if not hasattr(parent, step):
-                    parent.add_module(step, torch.nn.Module())
-                parent = getattr(parent, step)
-            parent.add_module(last, module)
+            register(root, name, module)
         super().__init__(root, graph=captured.graph)
         self.tensors = {name: tensor.detach().clone() for name, tensor in captured.tensors.items()}
         self.ties = ties
         self.traced: dict[fx.Node, Any] = {}
-        self.edits: dict[str, Edit] = {}
-        self.scalars: list[Scalar] = []
         self.contracted: dict[fx.Node, list[Dim]] = {}
-        self.kept: list[int] = []
+        self.found = Walk()
 
     def fetch_attr(self, target: str) -> Any:
         return self.tensors[target] if target in self.tensors else super().fetch_attr(target)
@@ -125,7 +125,8 @@ class _Walker(fx.Interpreter):
     # --- operations ---
 
     def _operation(self, node: fx.Node, result: Any) -> Any:
-        args, kwargs = (fx.map_arg(part, self._known) for part in (node.args, node.kwargs))
+        args: Any = fx.map_arg(node.args, self._known)
+        kwargs: Any = fx.map_arg(node.kwargs, self._known)
         if getattr(node.target, "__name__", "") == "getitem":
             return args[0][args[1]]
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -144,12 +145,12 @@ class _Walker(fx.Interpreter):
         if found is None:
             return self._opaque(f"{node.target.namespace}::{call.name}", list(call.arg.values()), result)
         if call.rewrite or call.replace:
-            self.edits[node.name] = Edit(call.rewrite, call.replace)
+            self.found.edits[node.name] = Edit(call.rewrite, call.replace)
         self.ties.reads.update(call.reads)
         self._note_scalars(node, call)
         return _assemble(result, found, self._origin(call))
 
-    def _apply(self, target: torch._ops.OpOverload, call: Call) -> list[Any] | None:
+    def _apply(self, target: torch._ops.OpOverload, call: Call) -> list[Sequence[Dim]] | None:
         rule = RULES.get(call.name)
         if target.namespace != "aten":
             return None
@@ -158,8 +159,9 @@ class _Walker(fx.Interpreter):
         if rule is None:
             return None
         try:
-            found = rule(call)
-            results = list(found) if len(call.shapes) > 1 or (found and isinstance(found[0], list)) else [found]
+            found: Any = rule(call)
+            several = len(call.shapes) > 1 or (len(found) > 0 and isinstance(found[0], list))
+            results: list[Sequence[Dim]] = list(found) if several else [found]
             sizes = [tuple(size_of(dim) for dim in dims) for dims in results]
         except (LookupError, TypeError, AttributeError, ValueError, StopIteration):
             return None
@@ -189,14 +191,19 @@ class _Walker(fx.Interpreter):
             self.contracted[node] = call.contracted
         elif call.name in ("mul", "div", "add", "masked_fill", "to", "view", "softmax", "true_divide", "sub"):
             self.contracted[node] = summed
-        arguments = {"mul": ["other"], "div": ["other"], "true_divide": ["other"], "scaled_dot_product_attention": ["scale"]}
+        arguments = {
+            "mul": ["other"],
+            "div": ["other"],
+            "true_divide": ["other"],
+            "scaled_dot_product_attention": ["scale"],
+        }
         for argument in arguments.get(call.name, []):
             value, where = call.arg.get(argument), (node.name, argument)
             if isinstance(value, Traced) and not value.shape:
                 value, where = self._filled(node)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 around = [d for t in call.tensors() for d in t.dims] + summed
-                self.scalars.append(Scalar(*where, float(value), around))
+                self.found.scalars.append(Scalar(*where, float(value), around))
 
     @staticmethod
     def _filled(node: fx.Node) -> tuple[Any, tuple[str, str]]:
@@ -219,10 +226,10 @@ class _Walker(fx.Interpreter):
             if not isinstance(traced, Traced):
                 continue
             terminal = all(user.op == "output" for user in leaf.users)
-            if self.kept and not terminal:
+            if self.found.kept and not terminal:
                 self.ties.exposed += 1
                 continue
-            self.kept.append(place)
+            self.found.kept.append(place)
             self._keep(traced)
 
     @staticmethod
@@ -281,4 +288,3 @@ def _assemble(result: Any, found: Sequence[Sequence[Dim]], origin: tuple[str, tu
         return Traced(tuple(result.shape), tuple(found[0]), origin)
     queue = list(found)
     return [Traced(tuple(i.shape), tuple(queue.pop(0))) if isinstance(i, Tensor) else i for i in result]
-

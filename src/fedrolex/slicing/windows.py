@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +33,8 @@ class Run:
     def __post_init__(self) -> None:
         if not (0 <= self.start < self.size and 1 <= self.width <= self.size):
             raise FedrolexError(
-                f"no window of {self.width} from {self.start} on an axis of {self.size}: start must be in 0..{self.size - 1}, width in 1..{self.size}"
+                f"no window of {self.width} from {self.start} on an axis of {self.size}: "
+                f"start must be in 0..{self.size - 1}, width in 1..{self.size}"
             )
 
     @property
@@ -62,8 +64,9 @@ class Pick:
             raise FedrolexError("a window needs at least one index")
         if len(set(self.chosen)) != len(self.chosen):
             raise FedrolexError("a window names an index twice")
-        if min(self.chosen) < 0 or max(self.chosen) >= self.size:
-            raise FedrolexError(f"a window names index {max(self.chosen) if min(self.chosen) >= 0 else min(self.chosen)} of an axis of {self.size}: allowed are 0..{self.size - 1}")
+        outside = [index for index in self.chosen if not 0 <= index < self.size]
+        if outside:
+            raise FedrolexError(f"a window names index {outside[0]} of an axis of {self.size} (0..{self.size - 1})")
 
     @property
     def width(self) -> int:
@@ -87,7 +90,7 @@ def pick(indices: Iterable[int], size: int) -> Span:
     """An index list as a span; a contiguous one (wrapping allowed) becomes a :class:`Run`."""
     chosen = tuple(int(i) for i in indices)
     span = Pick(chosen, size)
-    if all((a + 1) % size == b for a, b in zip(chosen, chosen[1:], strict=False)):
+    if all((a + 1) % size == b for a, b in pairwise(chosen)):
         return Run(chosen[0], len(chosen), size)
     return span
 

@@ -68,7 +68,9 @@ class Call:
 
 
 Dims = Sequence[Dim]
-Rule = Callable[[Call], Dims | list[Dims]]
+Result = Dims | Sequence[Dims]
+"""The dimensions of a rule's one result, or of each of several."""
+Rule = Callable[[Call], Result]
 RULES: dict[str, Rule] = {}
 
 

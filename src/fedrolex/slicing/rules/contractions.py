@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedrolex.slicing.infer import Dim, can_divide, concat, divide, find, freeze, mark, product, size_of, unify
-from fedrolex.slicing.rules.call import Call, Dims, Traced, broadcast, fixed, rule, wrap
+from fedrolex.slicing.rules.call import Call, Dims, Result, Traced, broadcast, fixed, freeze_all, rule, wrap
 
 SPATIAL = "a position in space or time"
 
@@ -192,9 +192,7 @@ def einsum(call: Call) -> Dims:
 
 
 def _opaque_einsum(call: Call, operands: Sequence[Traced]) -> Dims:
-    for operand in operands:
-        for dim in operand.dims:
-            freeze(dim, "an einsum with an ellipsis or a repeated letter")
+    freeze_all(operands, "an einsum with an ellipsis or a repeated letter")
     return fixed(call.shapes[0], "einsum")
 
 
@@ -215,19 +213,17 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
-def recurrent(call: Call) -> list[Dims]:
+def recurrent(call: Call) -> Result:
     """All layers and directions of one recurrent module share the hidden axis: its state is one tensor."""
-    x, params = call.arg.get("input"), call.arg.get("params")
+    x: Any = call.arg.get("input")
+    params: Any = call.arg.get("params") or []
     states: Any = call.arg.get("hx")
     states = [states] if isinstance(states, Traced) else list(states or [])
-    bidirectional, layers = call.arg.get("bidirectional"), call.arg.get("num_layers")
-    directions = 2 if bidirectional else 1
-    per_cell = len(params) // (layers * directions) if params else 0
+    layers, directions = call.arg.get("num_layers", 1), 2 if call.arg.get("bidirectional") else 1
+    per_cell = len(params) // (layers * directions)
     plain = x is not None and "batch_first" in call.arg and per_cell == (4 if call.arg["has_biases"] else 2)
     if not plain or (call.name == "lstm" and states[0].shape[-1] != states[1].shape[-1]):
-        for tensor in call.tensors():
-            for dim in tensor.dims:
-                freeze(dim, f"a form of {call.name} that is not followed")
+        freeze_all(call.tensors(), f"a form of {call.name} that is not followed")
         return [fixed(shape, call.name) for shape in call.shapes]
     hidden = states[0].dims[-1]
     for state in states[1:]:
@@ -264,9 +260,7 @@ def cosine_similarity(call: Call) -> Dims:
     rank = max(len(a.dims), len(b.dims))
     shape = [max(n) for n in zip(a.shape, b.shape, strict=True)] if len(a.dims) == len(b.dims) else None
     if shape is None:
-        for tensor in (a, b):
-            for below in tensor.dims:
-                freeze(below, "cosine similarity of tensors of different rank")
+        freeze_all((a, b), "cosine similarity of tensors of different rank")
         return fixed(call.shapes[0], "cosine similarity")
     merged = broadcast([a, b], shape)
     return [d for place, d in enumerate(merged) if place != wrap(dim, rank)]

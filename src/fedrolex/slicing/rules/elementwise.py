@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedrolex.slicing.infer import Dim, Unknown, can_cut, can_divide, cut_at, divide, freeze, mark, unify
-from fedrolex.slicing.rules.call import Call, Dims, Traced, broadcast, fixed, freeze_all, rule, wrap
+from fedrolex.slicing.rules.call import Call, Dims, Result, Traced, broadcast, fixed, freeze_all, rule, wrap
 from fedrolex.slicing.rules.contractions import SPATIAL
 
 
@@ -26,7 +26,7 @@ def pointwise(call: Call) -> Dims:
     "copy", "true_divide", "float_power", "floor_divide", "remainder", "addcmul", "addcdiv", "absolute",
     "__and__", "__or__", "__xor__", "__lshift__", "__rshift__",
 )  # fmt: skip
-def same(call: Call) -> Dims | list[Dims]:
+def same(call: Call) -> Result:
     """Elementwise, whatever the operator's tags say."""
     if len(call.shapes) > 1:
         first = broadcast([t for t in call.tensors() if t.shape == call.shapes[0]], call.shapes[0])
@@ -45,10 +45,9 @@ def prelu(call: Call) -> Dims:
 @rule("batch_norm", "instance_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
 def batch_norm(call: Call) -> Dims:
     x = call.arg["input"]
-    channel = 1
     for name in ("weight", "bias", "running_mean", "running_var"):
         if call.arg.get(name) is not None:
-            unify(call.arg[name].dims[0], x.dims[channel])
+            unify(call.arg[name].dims[0], x.dims[1])
     return list(x.dims)
 
 
@@ -88,7 +87,7 @@ def softmax(call: Call) -> Dims:
 
 
 @rule("cumsum", "cumprod", "logcumsumexp", "flip", "roll", "cummax", "cummin", "sort", "argsort", "diff", "renorm")
-def ordered(call: Call) -> Dims | list[Dims]:
+def ordered(call: Call) -> Result:
     """The result depends on the order of indices along some dimensions: those stay whole."""
     x = call.tensors()[0]
     dims = call.arg.get("dim", call.arg.get("dims"))
@@ -115,7 +114,7 @@ def triangle(call: Call) -> Dims:
     "sum", "mean", "amax", "amin", "prod", "var", "std", "logsumexp", "norm", "linalg_vector_norm", "any", "all",
     "nansum", "var_mean", "std_mean", "nanmean", "count_nonzero",
 )  # fmt: skip
-def reduction(call: Call) -> Dims | list[Dims]:
+def reduction(call: Call) -> Result:
     x = call.tensors()[0]
     dims = call.arg.get("dim")
     along = set(range(len(x.dims))) if dims is None or dims == [] else {wrap(d, len(x.dims)) for d in _listed(dims)}
@@ -128,7 +127,7 @@ def reduction(call: Call) -> Dims | list[Dims]:
 
 
 @rule("max", "min", "median", "mode", "argmax", "argmin", "topk", "kthvalue")
-def choose(call: Call) -> Dims | list[Dims]:
+def choose(call: Call) -> Result:
     """Largest elements: the value needs no order of indices, its place does."""
     x = call.tensors()[0]
     if call.name in ("max", "min") and call.arg.get("other") is not None:
@@ -144,9 +143,7 @@ def choose(call: Call) -> Dims | list[Dims]:
     results: list[Dims] = []
     for shape in call.shapes:
         if len(shape) == len(x.dims):
-            results.append(
-                [Unknown(n, call.name) if d in along else x.dims[d] for d, n in enumerate(shape)]
-            )
+            results.append([Unknown(n, call.name) if d in along else x.dims[d] for d, n in enumerate(shape)])
         else:
             results.append([x.dims[d] for d in range(len(x.dims)) if d not in along])
     return results if len(results) > 1 else results[0]
@@ -162,7 +159,7 @@ def choose(call: Call) -> Dims | list[Dims]:
     "_upsample_bicubic2d_aa", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
     "replication_pad2d", "replication_pad3d", "grid_sampler", "max_unpool2d", "affine_grid_generator",
 )  # fmt: skip
-def spatial(call: Call) -> Dims | list[Dims]:
+def spatial(call: Call) -> Result:
     """Mixes positions in space; channels, and what lies before them, pass through."""
     x = call.tensors()[0]
     changed = [d for d in range(len(x.dims)) if any(len(s) != len(x.dims) or s[d] != x.shape[d] for s in call.shapes)]
@@ -195,9 +192,7 @@ def glu(call: Call) -> Dims:
 
 @rule("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "multi_margin_loss", "multilabel_margin_loss")
 def class_loss(call: Call) -> Dims:
-    for tensor in call.tensors():
-        for dim in tensor.dims:
-            freeze(dim, f"classes or samples of {call.name}")
+    freeze_all(call.tensors(), f"classes or samples of {call.name}")
     return fixed(call.shapes[0], "loss")
 
 
@@ -227,5 +222,3 @@ def one_hot(call: Call) -> Dims:
     x = call.tensors()[0]
     kept = list(x.dims) if call.name == "one_hot" else []
     return [*kept, *fixed(call.shapes[0][len(kept) :], call.name)]
-
-

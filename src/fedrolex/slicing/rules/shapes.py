@@ -18,9 +18,13 @@ from fedrolex.slicing.infer import (
     product,
     unify,
 )
-from fedrolex.slicing.rules.call import Call, Dims, Traced, broadcast, fixed, free, freeze_all, rule, wrap
+from fedrolex.slicing.rules.call import Call, Dims, Result, Traced, broadcast, fixed, free, freeze_all, rule, wrap
 
 REGROUPED = "regrouped in a way that is not followed"
+
+
+END = 2**63 - 1
+# the end of a slice that takes all there is, whatever its size will be
 
 
 def regroup(x: Traced, shape: Sequence[int]) -> list[Dim]:
@@ -196,7 +200,7 @@ def stack(call: Call) -> Dims:
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
-def split(call: Call) -> list[Dims]:
+def split(call: Call) -> Result:
     """Pieces may become unequal in a sub-model, so every spelling becomes a split by sizes."""
     x = next(call.arg[name] for name in ("self", "tensor") if name in call.arg)
     dim = wrap(call.arg["dim"], len(x.dims))
@@ -222,7 +226,7 @@ def slice_(call: Call) -> Dims:
     start = 0 if start is None else max(0, min(total, start + total if start < 0 else start))
     step = call.arg.get("step", 1)
     if length == total and step == 1:
-        call.rewrite.update({"start": 0, "length": x.dims[dim]} if call.name == "narrow" else {"start": 0, "end": x.dims[dim]})
+        call.rewrite.update({"length": x.dims[dim]} if call.name == "narrow" else {"end": END})
         return list(x.dims)
     if step != 1 or not can_cut(x.dims[dim], start):
         freeze(x.dims[dim], "sliced with a step" if step != 1 else REGROUPED)
@@ -235,12 +239,13 @@ def slice_(call: Call) -> Dims:
     if call.name == "narrow":
         call.rewrite.update(start=before, length=kept)
     else:
-        call.rewrite.update(start=before, end=concat([before, kept]))
+        end = END if start + length == total else concat([before, kept])
+        call.rewrite.update(start=before, end=end)
     return [*x.dims[:dim], kept, *x.dims[dim + 1 :]]
 
 
 @rule("select", "unbind")
-def select(call: Call) -> Dims | list[Dims]:
+def select(call: Call) -> Result:
     x = call.arg["self"]
     dim = wrap(call.arg["dim"], len(x.dims))
     freeze(x.dims[dim], "single indices are picked from it")
@@ -379,6 +384,6 @@ def numbered(call: Call) -> Dims:
 
 
 @rule("meshgrid", "broadcast_tensors")
-def meshgrid(call: Call) -> list[Dims]:
+def meshgrid(call: Call) -> Result:
     freeze_all(call.tensors(), call.name)
     return [fixed(shape, call.name) for shape in call.shapes]
