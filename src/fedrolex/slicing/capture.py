@@ -213,9 +213,14 @@ def _accepts(wrapped: nn.Module, inputs: Inputs) -> None:
 
 
 def _export(wrapped: nn.Module, inputs: Inputs) -> tuple[Any, bool]:
-    free = tuple({0: torch.export.Dim.AUTO} if value.dim() else None for value in inputs.values)
+    auto = torch.export.Dim.AUTO
+    batch = tuple({0: auto} if value.dim() else None for value in inputs.values)
+    sentences = tuple(
+        {0: auto, 1: auto} if value.dim() == 2 and not value.is_floating_point() else free
+        for value, free in zip(inputs.values, batch, strict=True)
+    )
     failure: Exception | None = None
-    for shapes in ((free,), None):
+    for shapes in ((sentences,), (batch,), None):
         try:
             with quiet():
                 program = torch.export.export(wrapped, inputs.values, dynamic_shapes=shapes, strict=False)

@@ -24,6 +24,7 @@ from fedrolex.slicing.links import Links
 from fedrolex.slicing.regions import regions
 from fedrolex.slicing.windows import Span, Window, pick
 
+PENDING = 16
 Normaliser = Literal["per_position", "cohort", "expected"]
 Weight = float | Mapping[str, float]
 Rows = Mapping[str, Sequence[int]]
@@ -76,6 +77,7 @@ class Fold:
         self.clients: list[Hashable] = []
         self._sums = {name: _zeros(tensor, tensor.shape) for name, tensor in self.base.items()}
         self._counts = {name: _zeros(tensor, self._count_shape(name)) for name, tensor in self.base.items()}
+        self._pending: dict[str, dict[Window, float]] = {}
         self._total = dict.fromkeys(self.base, 0.0)
         self._order = None if order is None else list(order)
         self._next = 0
@@ -183,7 +185,15 @@ class Fold:
                 return
             part, window = narrowed
         self.axes.region(name, window).add(self._sums[name], part.to(self._sums[name].device), weight)
-        self.axes.region(name, window, counts=True).add_constant(self._counts[name], weight)
+        pending = self._pending.setdefault(name, {})
+        pending[window] = pending.get(window, 0.0) + weight
+        if len(pending) >= PENDING:
+            self._count(name)
+
+    def _count(self, name: str) -> None:
+        """Count what is pending; clients of one window are counted together."""
+        for window, weight in self._pending.pop(name, {}).items():
+            self.axes.region(name, window, counts=True).add_constant(self._counts[name], weight)
 
     def _narrow(self, name: str, part: Tensor, window: Window, rows: Rows) -> tuple[Tensor, Window] | None:
         """The rows of ``part`` that count, and the window they lie in; None where there are none."""
@@ -226,10 +236,11 @@ class Fold:
 
     def count(self, name: str) -> Tensor:
         """The weight that covered each position of a tensor so far; broadcasts against it."""
+        self._count(name)
         return self._counts[name]
 
     def _average(self, name: str) -> Tensor:
-        sums, counts, base = self._sums[name], self._counts[name], self.base[name]
+        sums, counts, base = self._sums[name], self.count(name), self.base[name]
         if self.normaliser == "per_position":
             bare = counts == 0
             if not bool(bare.any()):

@@ -39,14 +39,14 @@ class Links:
     reach: Literal["own", "before"] = "own"
 
     def __init__(self, shares: Sequence[Fraction | str | float], reach: Literal["own", "before"] = "own") -> None:
-        exact = tuple(exact(share) for share in shares)
-        if not exact or sum(exact) > 1:
+        parts = tuple(exact(share) for share in shares)
+        if not parts or sum(parts) > 1:
             raise FedrolexError(
                 f"shares {', '.join(map(str, shares))} must be one or more fractions that add up to at most 1"
             )
         if reach not in ("own", "before"):
             raise FedrolexError(f"reach {reach!r} is unknown: use own or before")
-        object.__setattr__(self, "shares", exact)
+        object.__setattr__(self, "shares", parts)
         object.__setattr__(self, "reach", reach)
 
     def bounds(self, size: int) -> list[int]:

@@ -137,19 +137,26 @@ class Region:
 def regions(tensor: str, dims: Sequence[Layout], full: Mapping[str, int], window: Window) -> Region:
     """The region of ``window`` in a tensor with these dimensions."""
     spans: list[dict[str, Span]] = []
+    shape: list[int] = []
+    whole: list[int] = []
     for dim, layout in enumerate(dims):
         found = {axis: window.span(tensor, dim, axis) for axis in layouts.refs(layout)}
-        spans.append({axis: span for axis, span in found.items() if span is not None})
-    shape = tuple(
-        layouts.size(layout, {a: s[a].width if a in s else full[a] for a in layouts.refs(layout)})
-        for layout, s in zip(dims, spans, strict=True)
+        held = {axis: span for axis, span in found.items() if span is not None}
+        whole.append(layouts.size(layout, full))
+        shape.append(layouts.size(layout, _widths(layout, full, held)) if held else whole[-1])
+        spans.append(held)
+    if any(isinstance(span, Pick) for held in spans for span in held.values()):
+        picks = tuple(_positions(layout, full, held) if held else None for layout, held in zip(dims, spans, strict=True))
+        return Region(tuple(whole), tuple(shape), None, picks)
+    pieces = tuple(
+        tuple(_pieces(layout, full, held)) if held else (Piece(0, 0, ((n, 1, 1),)),)
+        for layout, n, held in zip(dims, whole, spans, strict=True)
     )
-    whole = layouts.shape(dims, full)
-    if any(isinstance(span, Pick) for s in spans for span in s.values()):
-        picks = tuple(_positions(layout, full, s) if s else None for layout, s in zip(dims, spans, strict=True))
-        return Region(whole, shape, None, picks)
-    pieces = tuple(tuple(_pieces(layout, full, s)) for layout, s in zip(dims, spans, strict=True))
-    return Region(whole, shape, pieces, (None,) * len(dims))
+    return Region(tuple(whole), tuple(shape), pieces, (None,) * len(dims))
+
+
+def _widths(layout: Layout, full: Mapping[str, int], spans: Mapping[str, Span]) -> dict[str, int]:
+    return {axis: spans[axis].width if axis in spans else full[axis] for axis in layouts.refs(layout)}
 
 
 def _positions(layout: Layout, full: Mapping[str, int], spans: Mapping[str, Span]) -> NDArray[np.int64]:
@@ -172,7 +179,7 @@ def _pieces(layout: Layout, full: Mapping[str, int], spans: Mapping[str, Span]) 
             return result
         case Cat(parts):
             result, source, target = [], 0, 0
-            widths = {a: spans[a].width if a in spans else full[a] for a in layouts.refs(layout)}
+            widths = _widths(layout, full, spans)
             for part in parts:
                 for piece in _pieces(part, full, spans):
                     result.append(Piece(piece.source + source, piece.target + target, piece.steps))
@@ -180,7 +187,7 @@ def _pieces(layout: Layout, full: Mapping[str, int], spans: Mapping[str, Span]) 
                 target += layouts.size(part, widths)
             return result
         case Prod(parts):
-            widths = {a: spans[a].width if a in spans else full[a] for a in layouts.refs(layout)}
+            widths = _widths(layout, full, spans)
             result = [Piece(0, 0, ())]
             for part in parts:
                 big, small = layouts.size(part, full), layouts.size(part, widths)

@@ -11,10 +11,14 @@ from torch import Tensor
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.axes import Axis, Kind, Note, TensorLayout, members_of
 from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, size_of, unify, unknowns
-from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref
+from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
 from fedrolex.slicing.program import Change, Scale
 from fedrolex.slicing.rules import Traced
+from fedrolex.slicing.rules.call import ToTheEnd
 from fedrolex.slicing.walk import Edit, Scalar, Ties
+
+
+END = 2**63 - 1
 
 
 class Resolution:
@@ -175,12 +179,18 @@ class Resolution:
                 operator, arguments = edit.replace
                 result[node] = Change({k: self._value(v) for k, v in arguments.items()}, operator)
             else:
-                result[node] = Change({k: self._value(v) for k, v in edit.rewrite.items()})
+                result[node] = Change({k: self._value(v) for k, v in edit.rewrite.items() if self._matters(v)})
         return result
+
+    def _matters(self, value: Any) -> bool:
+        """A slice to the end of a dimension that is never cut stays as the graph has it."""
+        return not isinstance(value, ToTheEnd) or any(True for _ in refs(self.layout(value.dim)))
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Traced):
             return None
+        if isinstance(value, ToTheEnd):
+            return END
         if isinstance(value, list):
             return [self._value(item) for item in value]
         return self.layout(value) if isinstance(value, Unknown | Product | Concat) else value

@@ -78,10 +78,10 @@ class Rolling(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            exact = Fraction(str(self.overlap))
+            overlap = Fraction(str(self.overlap))
         except ValueError:
             raise FedrolexError(f"overlap {self.overlap!r} is not a number") from None
-        if not 0 <= exact <= 1:
+        if not 0 <= overlap <= 1:
             raise FedrolexError(f"overlap {self.overlap} is outside [0, 1]")
 
     def stride(self, axis: Axis, beta: Fraction) -> int:

@@ -56,8 +56,8 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
 
     Args:
         model: any module ``torch.export`` can capture. It is not changed.
-        example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments, at the
-            largest lengths that will be used.
+        example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments. Other batch
+            sizes, and other lengths of integer sequences, work too where the model's code allows.
         hints: names, freezes and overrides; by default the model's own ``slicing_hints()``, if it has one.
 
     Raises:

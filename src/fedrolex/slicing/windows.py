@@ -122,11 +122,15 @@ class Window(Mapping[str, Span]):
     def _key(self) -> tuple[Any, ...]:
         return (tuple(sorted(self._spans.items())), tuple(sorted(self.wiring.items())))
 
-    def __hash__(self) -> int:
+    @cached_property
+    def _hash(self) -> int:
         return hash(self._key)
 
+    def __hash__(self) -> int:
+        return self._hash
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Window) and self._key == other._key
+        return self is other or (isinstance(other, Window) and self._key == other._key)
 
     def __repr__(self) -> str:
         def short(span: Span) -> str:

@@ -22,6 +22,13 @@ class Traced:
     origin: tuple[str, tuple[int, ...]] | None = None
 
 
+@dataclass(frozen=True)
+class ToTheEnd:
+    """In :attr:`Call.rewrite`: the end of a slice that takes all there is of a dimension."""
+
+    dim: Dim
+
+
 @dataclass
 class Call:
     """One operation: arguments by their schema names, with :class:`Traced` in place of tensors.

@@ -185,6 +185,8 @@ def einsum(call: Call) -> Dims:
                 letters[letter] = operand.dims[place]
             if letter not in right:
                 call.contract(operand, place)
+                if all(other.origin is None for other in operands):
+                    mark(operand.dims[place], "qk")
     for letter in right:
         if sum(letter in term for term in terms) > 1 and len(terms) > 1 and set(left) - set(right) - {","}:
             mark(letters[letter], "heads")

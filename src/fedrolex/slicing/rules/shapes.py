@@ -18,13 +18,21 @@ from fedrolex.slicing.infer import (
     product,
     unify,
 )
-from fedrolex.slicing.rules.call import Call, Dims, Result, Traced, broadcast, fixed, free, freeze_all, rule, wrap
+from fedrolex.slicing.rules.call import (
+    Call,
+    Dims,
+    Result,
+    ToTheEnd,
+    Traced,
+    broadcast,
+    fixed,
+    free,
+    freeze_all,
+    rule,
+    wrap,
+)
 
 REGROUPED = "regrouped in a way that is not followed"
-
-
-END = 2**63 - 1
-# the end of a slice that takes all there is, whatever its size will be
 
 
 def regroup(x: Traced, shape: Sequence[int]) -> list[Dim]:
@@ -226,7 +234,7 @@ def slice_(call: Call) -> Dims:
     start = 0 if start is None else max(0, min(total, start + total if start < 0 else start))
     step = call.arg.get("step", 1)
     if length == total and step == 1:
-        call.rewrite.update({"length": x.dims[dim]} if call.name == "narrow" else {"end": END})
+        call.rewrite.update({"length": x.dims[dim]} if call.name == "narrow" else {"end": ToTheEnd(x.dims[dim])})
         return list(x.dims)
     if step != 1 or not can_cut(x.dims[dim], start):
         freeze(x.dims[dim], "sliced with a step" if step != 1 else REGROUPED)
@@ -239,7 +247,7 @@ def slice_(call: Call) -> Dims:
     if call.name == "narrow":
         call.rewrite.update(start=before, length=kept)
     else:
-        end = END if start + length == total else concat([before, kept])
+        end = ToTheEnd(x.dims[dim]) if start + length == total else concat([before, kept])
         call.rewrite.update(start=before, end=end)
     return [*x.dims[:dim], kept, *x.dims[dim + 1 :]]
 
