@@ -25,7 +25,9 @@ from fedrolex.models import preresnet18
 CAPACITIES = ["1", "1/2", "1/4", "1/8", "1/16"]
 
 
-def ours(axes: Axes, state: Mapping[str, Tensor], windows: list[Window], slots: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def ours(
+    axes: Axes, state: Mapping[str, Tensor], windows: list[Window], slots: list[dict[str, Tensor]]
+) -> dict[str, Tensor]:
     """Cut every client's part into its slot, then fold all of them."""
     fold = Fold(axes, state)
     for client, (window, slot) in enumerate(zip(windows, slots, strict=True)):
@@ -68,7 +70,9 @@ def seconds(work: Callable[[], object], repeats: int) -> list[float]:
     return times
 
 
-def peak_growth(axes: Axes, state: Mapping[str, Tensor], slot: dict[str, Tensor], window: Window, clients: int) -> float:
+def peak_growth(
+    axes: Axes, state: Mapping[str, Tensor], slot: dict[str, Tensor], window: Window, clients: int
+) -> float:
     """MiB of memory above what is held before that a cohort of full-size clients needs at its peak."""
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_memory()
@@ -114,10 +118,14 @@ def main() -> None:
     worst = max(float((a[name] - b[name]).abs().max()) for name in a)
     fast = seconds(lambda: ours(axes, state, cohort(), slots), options.repeats)
     slow = seconds(lambda: textbook(axes, state, cohort()), max(3, options.repeats // 5))
-    print(f"{elements / 1e6:.1f} M elements, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.scheme}")
+    print(
+        f"{elements / 1e6:.1f} M elements, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.scheme}"
+    )
     print(f"ours      median {statistics.median(fast):.3f} s, {min(fast):.3f} to {max(fast):.3f}")
     print(f"textbook  median {statistics.median(slow):.3f} s, {min(slow):.3f} to {max(slow):.3f}")
-    print(f"largest difference {worst:.1e}; extra memory at the peak {first:.1f} MiB for 10 clients, {second:.1f} MiB for 100")
+    print(
+        f"largest difference {worst:.1e}; extra memory at the peak {first:.1f} MiB for 10 clients, {second:.1f} MiB for 100"
+    )
     figures = {
         "elements": elements,
         "cut_and_fold_seconds": round(statistics.median(fast), 4),

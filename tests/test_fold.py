@@ -50,7 +50,7 @@ def test_a_smaller_shape_does_not_broadcast() -> None:
     axes = hand_made({"out": 4, "in": 3}, {"w": ["out", "in"]})
     base = {"w": torch.randn(4, 3)}
     fold = Fold(axes, base)
-    with pytest.raises(FedrolexError, match=r"client 'liar': w has shape \(1, 3\); this window's part has \(4, 3\)"):
+    with pytest.raises(FedrolexError, match=r"client 'liar': w has shape \(1, 3\); the traced model's has \(4, 3\)"):
         fold.add("liar", {"w": torch.ones(1, 3)}, WHOLE)
     assert torch.equal(fold.average()["w"], base["w"])
 

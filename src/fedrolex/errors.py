@@ -7,3 +7,6 @@ class FedrolexError(ValueError):
     The message is one line: what was given, what is allowed, what to do. The command line prints it and
     exits with status 2; it never shows a traceback for one of these.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))

@@ -84,15 +84,7 @@ def coverage_command(
         title_justify="left",
         title_style="bold",
     )
-    for heading in (
-        "scheme",
-        "capacity",
-        "nodes reached",
-        "weights reached",
-        "of matrices",
-        "never trained",
-        "unevenness",
-    ):
+    for heading in ("scheme", "capacity", "nodes", "weights", "in matrices", "never trained", "unevenness"):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for name, beta, result in found:
         table.add_row(
@@ -106,8 +98,8 @@ def coverage_command(
         )
     console = Console()
     console.print(table)
-    console.print("A weight is trained only when both its ends are in the window.", style="dim")
-    console.print("Unevenness: standard deviation over mean of the updates a weight of a matrix got.", style="dim")
+    console.print("Shares reached: a weight is trained only when both its ends are in the window.", style="dim")
+    console.print("Unevenness: standard deviation over mean of the updates per weight of a matrix.", style="dim")
 
 
 def _count(

@@ -1,11 +1,12 @@
 """The paper's next-word model: a small causal Transformer with a tied softmax.
 
-Post-norm encoder layers (Vaswani et al., 2017) with heads narrower than the stream, learned positions, and
-the embedding used again as the output layer.
+Post-norm encoder layers (Vaswani et al., 2017) with heads narrower than the stream, sinusoidal positions,
+and the embedding used again as the output layer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,6 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrolex.slicing.trace import Hints
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Sine and cosine waves of falling frequency, shape ``(length, width)``."""
+    place = torch.arange(length)[:, None]
+    rate = 10_000 ** -(torch.arange(width) // 2 * 2 / width)
+    return torch.where(torch.arange(width) % 2 == 0, torch.sin(place * rate), torch.cos(place * rate))
 
 
 class Layer(nn.Module):
@@ -32,10 +40,10 @@ class Layer(nn.Module):
     def __init__(self, stream: int, heads: int, qk: int, v: int, inner: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(stream, heads * qk, bias=False)
-        self.key = nn.Linear(stream, heads * qk, bias=False)
-        self.value = nn.Linear(stream, heads * v, bias=False)
-        self.out = nn.Linear(heads * v, stream, bias=False)
+        self.query = nn.Linear(stream, heads * qk)
+        self.key = nn.Linear(stream, heads * qk)
+        self.value = nn.Linear(stream, heads * v)
+        self.out = nn.Linear(heads * v, stream)
         self.norm1 = nn.LayerNorm(stream)
         self.up = nn.Linear(stream, inner)
         self.down = nn.Linear(inner, stream)
@@ -87,9 +95,11 @@ class WordTransformer(nn.Module):
         }  # fmt: skip
         sizes = sizes or {}
         stream = sizes.get("stream", stream)
+        self.stream = stream
         self.embedding = nn.Embedding(vocabulary, stream)
-        self.position = nn.Parameter(torch.randn(length, stream) * 0.02)
-        self.norm = nn.LayerNorm(stream)
+        nn.init.normal_(self.embedding.weight, std=stream**-0.5)
+        self.position: Tensor
+        self.register_buffer("position", sinusoids(length, stream), persistent=False)
         self.layers = nn.ModuleList(
             Layer(
                 stream,
@@ -106,7 +116,7 @@ class WordTransformer(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         """Word numbers ``(batch, time)`` to scores ``(batch, time, vocabulary)``."""
-        x = self.dropout(self.norm(self.embedding(words) + self.position[: words.shape[1]]))
+        x = self.dropout(self.embedding(words) * math.sqrt(self.stream) + self.position[: words.shape[1]])
         for layer in self.layers:
             x = layer(x)
         return F.linear(x, self.embedding.weight, self.bias)

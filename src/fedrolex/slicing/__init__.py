@@ -3,7 +3,9 @@
 axes = trace(model, example)                                      # derive and prove the axes
 window = Rolling().window(axes, round=3, capacity="1/4")          # which indices
 small = axes.cut(model, window)                                   # a real, smaller module
-fold = Fold(axes, axes.state(model)); fold.add(0, axes.state_of(small), window); new = fold.average()
+fold = Fold(axes, axes.state(model))                              # the server's average
+    fold.add("client 0", axes.state(small, window), window)
+    axes.load(model, fold.average())
 """
 
 from fedrolex.slicing.axes import Axes, Axis, Note, TensorLayout

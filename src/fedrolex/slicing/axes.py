@@ -22,7 +22,7 @@ from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.layout import Fixed, Layout
 from fedrolex.slicing.links import Links
 from fedrolex.slicing.regions import Region, regions
-from fedrolex.slicing.windows import Rounding, Window, exact, width
+from fedrolex.slicing.windows import WHOLE, Rounding, Window, exact, width
 
 FORMAT = 1
 REMEMBERED = 4096
@@ -152,19 +152,16 @@ class Axes:
 
     # --- tensors: take a window out, put one back ---
 
-    def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """The model's own tensors, by the names used here. They share memory with the model."""
-        own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        missing = [name for name, t in self.tensors.items() if t.role != "constant" and name not in own]
-        if missing:
-            raise FedrolexError(f"this model has no tensor {missing[0]!r}: it is not the one that was traced")
-        found = {name: own[name] for name, t in self.tensors.items() if t.role != "constant"}
-        for name, tensor in found.items():
-            if tuple(tensor.shape) != self.shape(name):
-                raise FedrolexError(
-                    f"{name} has shape {tuple(tensor.shape)}, the traced model's has {self.shape(name)}"
-                )
-        return {name: tensor.detach() for name, tensor in found.items()}
+    def state(self, module: nn.Module, window: Window = WHOLE) -> dict[str, Tensor]:
+        """The tensors of the model, or of its sub-model for ``window``. They share memory with the module."""
+        own = _tensors_of(module)
+        wanted = [name for name, t in self.tensors.items() if t.role != "constant"]
+        missing = next((name for name in wanted if name not in own), None)
+        if missing is not None:
+            raise FedrolexError(f"this module has no tensor {missing!r}: it is not the one that was traced")
+        for name in wanted:
+            self.fits(name, own[name], window)
+        return {name: own[name].detach() for name in wanted}
 
     def region(self, tensor: str, window: Window, *, counts: bool = False) -> Region:
         """Where the elements of a window lie in ``tensor``, and where in its cut.
@@ -208,7 +205,8 @@ class Axes:
             raise FedrolexError(f"unknown tensor {name!r}")
         wanted = self.region(name, window).shape
         if tuple(tensor.shape) != wanted:
-            raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}; this window's part has {wanted}")
+            where = "this window's part" if window else "the traced model's"
+            raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}; {where} has {wanted}")
 
     # --- modules ---
 
@@ -229,21 +227,17 @@ class Axes:
             links.hold(self, module, window)
         return module
 
-    def load(self, module: nn.Module, state: Mapping[str, Tensor], window: Window) -> None:
-        """Copy the window's part of ``state`` into a module :meth:`cut` made for the same widths."""
-        own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        missing = [name for name in state if name not in own]
-        if missing:
-            raise FedrolexError(f"the smaller module has no tensor {missing[0]!r}")
-        for name in state:
-            self.fits(name, own[name], window)
-        self.take(state, window, out={name: own[name].detach() for name in state})
+    def load(self, module: nn.Module, state: Mapping[str, Tensor], window: Window = WHOLE) -> None:
+        """Copy the window's part of ``state`` into a module of these widths (by default the whole model)."""
+        own = self.state(module, window)
+        unknown = next((name for name in state if name not in own), None)
+        if unknown is not None:
+            raise FedrolexError(f"the model has no tensor {unknown!r}")
+        self.take(state, window, out=own)
 
     def paste(self, model: nn.Module, part: nn.Module, window: Window) -> None:
         """Write a sub-model's tensors back into the model it was cut from, in place."""
-        own: dict[str, Tensor] = {**dict(part.named_parameters()), **dict(part.named_buffers())}
-        state = self.state(model)
-        self.put(state, {name: own[name].detach() for name in state}, window)
+        self.put(self.state(model), self.state(part, window), window)
 
     # --- choosing what is cut ---
 
@@ -315,6 +309,10 @@ class Axes:
         if not isinstance(data, dict):
             raise FedrolexError("not axes data: expected a JSON object")
         return Axes.decode(data)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def members_of(tensors: Mapping[str, TensorLayout]) -> dict[str, tuple[tuple[str, int], ...]]:

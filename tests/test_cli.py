@@ -1,0 +1,181 @@
+"""The command line: what it prints, and one clear line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedrolex import Axes, FedrolexError, __version__
+from fedrolex.cli.app import app
+from fedrolex.cli.arguments import read_arguments, read_inputs
+
+MODEL = "fedrolex.models:preresnet18"
+
+
+def fails(*words: str) -> str:
+    """Run a command that must fail with one line; return the line."""
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, FedrolexError), result.output
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+def test_version_from_the_shell() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedrolex", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"fedrolex {__version__}\n"
+
+
+def test_a_mistake_from_the_shell_is_one_line_and_exit_status_2() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedrolex", "slice", "nothing:here"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: cannot import 'nothing': No module named 'nothing'\n"
+
+
+def test_slice_prints_axes_sizes_and_the_proof() -> None:
+    result = CliRunner().invoke(app, ["slice", MODEL, "--input", "2x3x32x32"])
+    assert result.exit_code == 0, result.output
+    for text in ("stream3", "inner2.1", "11,172,170", "44,510", "0.40%", "proved: 12 axes", "stem.weight:1: an input"):
+        assert text in result.output
+
+
+def test_slice_json_is_one_document_with_loadable_layouts(tmp_path: Path) -> None:
+    picture = tmp_path / "axes.png"
+    words = ["slice", MODEL, "--input", "2x3x32x32", "--arg", "classes=100", "--capacity", "1/3", "--rounding", "ceil"]
+    result = CliRunner().invoke(app, [*words, "--json", "--picture", str(picture)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["proved"] is True
+    assert found["capacities"][0]["capacity"] == "1/3"
+    axes = Axes.decode(found["layouts"])
+    assert axes.parameters("1/3", "ceil") == found["capacities"][0]["parameters"]
+    assert {a["name"]: a["size"] for a in found["axes"]}["head"] == 100
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_slice_builds_configured_models_without_evaluating_anything() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    settings = ["n_embd=32", "n_layer=1", "n_head=4", "vocab_size=50", "n_positions=16"]
+    words = [
+        "slice",
+        "transformers:GPT2LMHeadModel",
+        "--arg",
+        "config=transformers:GPT2Config",
+        "--input",
+        "input_ids=2x16:int64:50",
+    ]
+    result = CliRunner().invoke(app, [*words, *(w for s in settings for w in ("--arg", f"config.{s}")), "--json"])
+    assert result.exit_code == 0, result.output
+    kinds = {a["kind"] for a in json.loads(result.stdout)["axes"]}
+    assert kinds == {"width", "heads", "rows"}
+
+
+def test_coverage_says_what_lockstep_rolling_misses() -> None:
+    words = [
+        "coverage",
+        "--scheme",
+        "rolling",
+        "--scheme",
+        "spread",
+        "--capacity",
+        "1/4",
+        "--rounds",
+        "20",
+        "--clients",
+        "10",
+        "--json",
+    ]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    rolling, spread = json.loads(result.stdout)["results"]
+    assert (rolling["scheme"], rolling["capacity"], rolling["rounds"], rolling["clients"]) == ("rolling", "1/4", 20, 10)
+    assert rolling["matrices"] < 0.4 < 0.9 < spread["matrices"]
+    table = CliRunner().invoke(app, ["coverage", "--capacity", "1/2", "--rounds", "3"])
+    assert "never trained" in table.output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--capacity", "0"], "capacity 0 is outside (0, 1]"),
+        (["--capacity", "1.5"], "capacity 1.5 is outside (0, 1]"),
+        (["--capacity", "half"], "capacity 'half' is not a number"),
+        (["--input", "2x3x32x32x"], "is not a shape"),
+        (["--input", "2x0"], "a dimension is 0"),
+        (["--input", "2x3:floaty"], "'floaty' is not a dtype"),
+        (["--input", "2x3:int64:many"], "'many' is not a number"),
+        (["--input", "a=2x3", "--input", "2x3"], "must come before named ones"),
+        (["--input", "2x5x32x32"], "the model does not accept the example (x: (2, 5, 32, 32) float32)"),
+        (["--rounding", "up"], "--rounding 'up' is unknown"),
+        (["--picture", "axes.txt"], "must end in .png"),
+        (["--arg", "classes"], "is not NAME=VALUE"),
+        (["--arg", "colour=red"], "unexpected keyword argument 'colour'"),
+        (["--arg", "classes=[1"], "cannot read"),
+        (["--arg", "classes.depth=3"], "needs --arg classes=MODULE:OBJECT"),
+    ],
+)
+def test_slice_with_a_mistake(words: list[str], says: str) -> None:
+    assert says in fails("slice", MODEL, *words)
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("resnet18", "is not MODULE:FACTORY"),
+        ("fedrolex.models:resnet19", "has no 'resnet19'"),
+        ("no.such.module:thing", "cannot import 'no.such.module'"),
+        ("fedrolex:__version__", "give a function or class that makes a module"),
+        ("fedrolex.slicing:exact", "calling it failed"),
+        ("builtins:dict", "made a dict, not a torch.nn.Module"),
+        ("torch.nn:ReLU", "no parameters"),
+    ],
+)
+def test_slice_of_what_is_not_a_model(factory: str, says: str) -> None:
+    assert says in fails("slice", factory)
+
+
+def test_coverage_with_a_mistake() -> None:
+    assert "scheme 'spiral' is unknown" in fails("coverage", "--scheme", "spiral")
+    assert "overlap" in fails("coverage", "--overlap", "2")
+    assert "capacity" in fails("coverage", "--capacity", "0")
+
+
+def test_a_module_in_the_current_folder_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef build(width: int = 8):\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))\n"
+        "broken = 1 / 0 if __name__ == 'x' else None\n"
+    )
+    words = [sys.executable, "-m", "fedrolex", "slice", "mine:build", "--input", "2x4", "--arg", "width=6", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["axes"][0] == {
+        "name": "0",
+        "size": 6,
+        "kind": "width",
+        "members": ["0.weight:0", "0.bias:0", "2.weight:1"],
+    }
+    (tmp_path / "bad.py").write_text("raise RuntimeError('boom')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedrolex", "slice", "bad:build"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (2, "error: importing 'bad' failed: RuntimeError: boom\n")
+
+
+def test_values_are_yaml_and_inputs_are_reproducible() -> None:
+    assert read_arguments(["a=1", "b=[1, 2]", "c=text", "d=true", "e=null"]) == {
+        "a": 1,
+        "b": [1, 2],
+        "c": "text",
+        "d": True,
+        "e": None,
+    }
+    first, second = read_inputs(["2x3:int64:7"]), read_inputs(["2x3:int64:7"])
+    assert bool((first[0] == second[0]).all())
+    assert int(first[0].max()) < 7
+    assert read_inputs([])[0].shape == (2, 3, 224, 224)

@@ -1,0 +1,98 @@
+"""Models nobody here wrote, unmodified: every one is traced, proved, cut, pasted back and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from fedrolex import Axes, FedrolexError, Rolling, Window, trace
+from fedrolex.slicing import exact, pick
+
+pytest.importorskip("torchvision", reason="torchvision is not installed")
+pytest.importorskip("timm", reason="timm is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+import zoo
+
+# (cut axes, parameters left at 1/2): what an independent study of the same models found.
+EXPECTED = {
+    "resnet18": (12, 0.261), "resnet50": (37, 0.271), "mobilenet_v3_small": (27, 0.358), "densenet121": (120, 0.285),
+    "convnext_tiny": (22, 0.260), "efficientnet_b0": (40, 0.322), "squeezenet1_1": (25, 0.355),
+    "regnet_y_400mf": (53, 0.277), "resnext50_32x4d": (37, 0.271), "vit_b_16": (25, 0.254), "swin_t": (28, 0.258),
+    "gpt2": (7, None), "llama": (6, None), "t5": (17, None),
+}  # fmt: skip
+
+
+def call(model: nn.Module, example: Any) -> list[Tensor]:
+    out = model(**example) if isinstance(example, Mapping) else model(example)
+    return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+
+
+def check(name: str, entry: zoo.Entry) -> Axes:
+    """Everything the library promises of a traced model, through its public face only."""
+    torch.manual_seed(0)
+    model, example = entry()
+    model = model.double()
+    example = pytree.tree_map(lambda t: t.double() if t.is_floating_point() else t, example)
+    axes = trace(model, example)
+    for parameter in model.parameters():
+        if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.eval()
+    with torch.no_grad():
+        wanted = call(model, example)[0]
+        order = Window(
+            {
+                a.name: pick(torch.randperm(a.size).tolist(), a.size)
+                for a in axes.axes.values()
+                if a.kind not in ("rows", "outputs")
+            }
+        )
+        permuted = call(axes.cut(model, order), example)[0]
+    assert float((permuted - wanted).norm() / wanted.norm()) < 1e-6
+
+    trained = gradients(model.train(), example)
+    for beta, round in (("1/2", 11), ("1/4", 3)):
+        window = Rolling().window(axes, round=round, capacity=beta)
+        small = axes.cut(model, window)
+        assert sum(p.numel() for p in small.parameters()) == axes.parameters(window) == axes.parameters(beta)
+        assert gradients(small, example) == trained
+        before = {n: t.clone() for n, t in axes.state(model).items()}
+        axes.paste(model, axes.cut(model, window), window)
+        assert all(torch.equal(t, before[n]) for n, t in axes.state(model).items())
+    assert 0 < axes.parameters("1/4") < axes.parameters("1/2") < axes.parameters("1")
+    for axis in axes.cut_axes:
+        seen = {int(i) for j in range(axis.size) for i in Rolling().span(axis, 0, j, exact("1/4"), 0).indices()}
+        assert seen == set(range(axis.size))
+    return axes
+
+
+def gradients(model: nn.Module, example: Any) -> set[str]:
+    model.zero_grad()
+    outputs = [out for out in call(model, example) if out.requires_grad]
+    torch.stack([out.square().sum() for out in outputs]).sum().backward()
+    return {n for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", [*zoo.TORCHVISION, *zoo.TIMM, *zoo.HUGGING])
+def test_a_model_nobody_here_wrote(name: str) -> None:
+    axes = check(name, {**zoo.TORCHVISION, **zoo.TIMM, **zoo.HUGGING}[name])
+    if name in EXPECTED:
+        count, share = EXPECTED[name]
+        assert len(axes.cut_axes) == count
+        assert share is None or axes.parameters("1/2") / axes.parameters("1") == pytest.approx(share, abs=6e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(zoo.MORE))
+def test_many_more(name: str) -> None:
+    try:
+        check(name, zoo.MORE[name])
+    except FedrolexError as error:
+        assert "\n" not in str(error)
+        pytest.xfail(f"refused: {error}")
