@@ -96,7 +96,7 @@ def test_coverage_says_what_lockstep_rolling_misses() -> None:
     assert (rolling["scheme"], rolling["capacity"], rolling["rounds"], rolling["clients"]) == ("rolling", "1/4", 20, 10)
     assert rolling["matrices"] < 0.4 < 0.9 < spread["matrices"]
     table = CliRunner().invoke(app, ["coverage", "--capacity", "1/2", "--rounds", "3"])
-    assert "never trained" in table.output
+    assert "unevenness" in table.output
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ class Order(nn.Module):
             case "unknown":
                 x = torch.special.bessel_j0(x) + torch.trapezoid(x, dim=-1)[..., None]
             case "strided":
-                x = x + torch.cat([x[..., ::2], x[..., 1::2]], -1)
+                x = x + torch.cat([x[..., ::3], x[..., 1::3], x[..., 2::3]], -1)
         y: Tensor = self.c(torch.relu(self.b(x)))
         return y
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from fedrolex.errors import FedrolexError
 from fedrolex.slicing import Axes, exact, trace
 from fedrolex.slicing.axes import KINDS
 from fedrolex.slicing.rules.contractions import SPATIAL
+from fedrolex.slicing.trace import own_hints
 from fedrolex.slicing.windows import Rounding
 
 CAPACITIES = ["1", "1/2", "1/4", "1/8", "1/16"]
@@ -46,6 +48,10 @@ def slice_command(
         typer.Option("--capacity", help="A capacity to show. Repeatable.", show_default=", ".join(CAPACITIES)),
     ] = None,
     rounding: Annotated[str, typer.Option(help="Widths are floor or ceil of capacity × size.")] = "floor",
+    evaluation_only: Annotated[
+        bool,
+        typer.Option("--evaluation-only", help="Trace evaluation alone, for models whose training mode cannot be."),
+    ] = False,
     picture: Annotated[Path | None, typer.Option(help="Also draw the axes to this file (png, svg or pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -57,7 +63,8 @@ def slice_command(
         raise FedrolexError(f"--picture {picture}: the file must end in .png, .svg or .pdf")
     example = read_inputs(inputs or [])
     model = build_model(factory, arguments or [])
-    axes = trace(model, example)
+    hints = replace(own_hints(model), evaluation_only=evaluation_only)
+    axes = trace(model, example, hints)
     sizes = [(str(beta), axes.parameters(beta, rounding)) for beta in betas]  # type: ignore[arg-type]
     if picture is not None:
         from fedrolex.cli.picture import draw_axes

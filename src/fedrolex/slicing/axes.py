@@ -221,6 +221,7 @@ class Axes:
             )
         state = self.state(model)
         module = self.build(self.widths(window), self.take(self.build.constants, window))
+        _match(module, model)
         self.load(module, state, window)
         module.train(model.training)
         if links is not None:
@@ -286,14 +287,23 @@ class Axes:
                 for name, t in data["tensors"].items()
             }
             members = members_of(tensors)
-            axes = {n: Axis(n, int(a["size"]), a["kind"], members.get(n, ())) for n, a in data["axes"].items()}
-            unknown = set(members) - set(axes)
-            if unknown or any(a.kind not in KINDS for a in axes.values()):
-                raise FedrolexError(f"axes data is damaged: {sorted(unknown) or 'an axis has an unknown kind'}")
+            axes = {n: Axis(n, a["size"], a["kind"], members.get(n, ())) for n, a in data["axes"].items()}
+            unknown = sorted(set(members) - set(axes))
+            odd = [a.name for a in axes.values() if a.kind not in KINDS or type(a.size) is not int or a.size < 1]
+            if unknown or odd:
+                raise FedrolexError(
+                    f"axes data is damaged: axis {(unknown + odd)[0]!r} is missing or has no size and kind"
+                )
             notes = {key: tuple(Note(about, what) for about, what in data[key]) for key in ("frozen", "notes")}
             return Axes(axes, tensors, dict(data["aliases"]), notes["frozen"], notes["notes"])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, FedrolexError):
+                raise
             raise FedrolexError(f"axes data is damaged: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled axes are plain data: they cut tensors, and need to be traced again to build modules."""
+        return Axes.loads, (self.dumps(),)
 
     def dumps(self) -> str:
         """:meth:`encode` as a JSON string."""
@@ -309,6 +319,16 @@ class Axes:
         if not isinstance(data, dict):
             raise FedrolexError("not axes data: expected a JSON object")
         return Axes.decode(data)
+
+
+def _match(module: nn.Module, model: nn.Module) -> None:
+    """Give a new sub-model the dtype and device the model has now, and its frozen parameters."""
+    first, now = next(iter(module.parameters())), next(iter(model.parameters()))
+    if (first.dtype, first.device) != (now.dtype, now.device):
+        module.to(device=now.device, dtype=now.dtype)
+    wants = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(wants.get(name, parameter.requires_grad))
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:

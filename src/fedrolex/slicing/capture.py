@@ -7,13 +7,12 @@ names of layers beyond those of its tensors. Training and evaluation are two gra
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
 import io
 import logging
 import operator
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,84 +21,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from fedrolex.errors import FedrolexError
+from fedrolex.slicing.inputs import Inputs
 
 PREFIX = "model."
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """How the model is called: which arguments are tensors, in which order they enter the graph.
-
-    Attributes:
-        names: argument names of the tensors, in graph order.
-        values: the example tensors.
-        others: the remaining arguments, part of the graph as constants.
-        parameters: names of the positional parameters of ``forward``, to bind later calls.
-    """
-
-    names: tuple[str, ...]
-    values: tuple[Tensor, ...]
-    others: Mapping[str, Any]
-    parameters: tuple[str, ...]
-
-    @staticmethod
-    def of(model: nn.Module, example: Any) -> Inputs:
-        """Read an example: a tensor, a tuple of positional arguments, or a dict of keyword arguments."""
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
-        if isinstance(example, Tensor):
-            args = (example,)
-        elif isinstance(example, Mapping):
-            kwargs = dict(example)
-        elif isinstance(example, list | tuple):
-            args = tuple(example)
-        else:
-            kind = type(example).__name__
-            raise FedrolexError(f"example is a {kind}: give a tensor, a tuple of arguments or a dict of keyword ones")
-        parameters = positional_parameters(model)
-        bound = bind(parameters, args, kwargs)
-        tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
-        if not tensors:
-            raise FedrolexError("example holds no tensor: the model needs at least one to be traced")
-        values = tuple(_at_least_two(value) for value in tensors.values())
-        others = {name: value for name, value in bound.items() if name not in tensors}
-        return Inputs(tuple(tensors), values, others, parameters)
-
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The tensors of a call, in graph order."""
-        bound = bind(self.parameters, args, kwargs)
-        missing = [name for name in self.names if bound.get(name) is None]
-        extra = [
-            n
-            for n in bound
-            if n not in self.names and not (n in self.others and self.others[n] == bound[n]) and bound[n] is not None
-        ]
-        if missing or extra:
-            said = ", ".join(
-                [*(f"{n} is missing" for n in missing), *(f"{n} was not part of the trace" for n in extra)]
-            )
-            raise TypeError(f"this sub-model was traced with ({', '.join(self.names)}): {said}")
-        return [bound[name] for name in self.names]
-
-
-def positional_parameters(model: nn.Module) -> tuple[str, ...]:
-    """Names of the arguments of ``model.forward`` that can be given by position."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds)
-
-
-def bind(parameters: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name; positional ones beyond the named parameters are called ``arg5``, ``arg6``, …"""
-    named = {parameters[i] if i < len(parameters) else f"arg{i}": value for i, value in enumerate(args)}
-    for name in kwargs:
-        if name in named:
-            raise TypeError(f"argument {name} was given twice")
-    return {**named, **kwargs}
-
-
-def _at_least_two(value: Tensor) -> Tensor:
-    """Export specialises sizes 0 and 1, so a batch of one is traced as a batch of two."""
-    return torch.cat([value, value]) if value.dim() and value.shape[0] == 1 else value
 
 
 class _Call(nn.Module):
@@ -108,28 +32,18 @@ class _Call(nn.Module):
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.model = model
-        self.names = inputs.names
-        self.others = dict(inputs.others)
-        self.parameters_in_order = inputs.parameters
+        self.inputs = inputs
+        self.left_out: set[str] = set()
 
     def forward(self, *tensors: Tensor) -> Any:
-        named = dict(zip(self.names, tensors, strict=True))
-        args: list[Any] = []
-        for name in [*self.parameters_in_order, *(f"arg{i}" for i in range(len(self.parameters_in_order), 64))]:
-            if name in named:
-                args.append(named.pop(name))
-            elif name in self.others:
-                args.append(self.others[name])
-            else:
-                break
-        taken = set([*self.parameters_in_order, *(f"arg{i}" for i in range(64))][: len(args)])
-        rest = {name: value for name, value in self.others.items() if name not in taken}
-        return pytree.tree_map(_tensor_or_plain, self.model(*args, **named, **rest))
+        return pytree.tree_map(self._plain, self.inputs.call(self.model, tensors))
 
-
-def _tensor_or_plain(leaf: Any) -> Any:
-    """Outputs that are neither tensors nor plain values (a cache object) are not part of a sub-model's output."""
-    return leaf if isinstance(leaf, Tensor | int | float | bool | str | None) else None
+    def _plain(self, leaf: Any) -> Any:
+        """Outputs that are neither tensors nor plain values (a cache object) are left out."""
+        if isinstance(leaf, Tensor | int | float | bool | str | None):
+            return leaf
+        self.left_out.add(type(leaf).__name__)
+        return None
 
 
 @dataclass(eq=False)
@@ -141,14 +55,20 @@ class Captured:
         tensors: every tensor the graph reads that is not an input, by name.
         modules: sub-graphs that higher-order operators call, by name.
         out_spec: how the flat outputs form what the model returned.
-        any_batch: whether the first dimension of the inputs may have any size.
+        limits: (input, dimension) to the smallest and largest size the graph is right for.
+        left_out: types of outputs that are not part of the graph.
     """
 
     graph: fx.Graph
     tensors: dict[str, Tensor]
     modules: dict[str, nn.Module] = field(default_factory=dict)
     out_spec: Any = None
-    any_batch: bool = True
+    limits: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    def with_graph(self, graph: fx.Graph) -> Captured:
+        """The same with another graph."""
+        return Captured(graph, self.tensors, self.modules, self.out_spec, self.limits, self.left_out)
 
 
 @contextlib.contextmanager
@@ -165,54 +85,64 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def capture(model: nn.Module, inputs: Inputs, *, training: bool) -> Captured:
-    """Export ``model`` in one mode, with a free batch size where the model allows one.
+@contextlib.contextmanager
+def modes(model: nn.Module, wanted: Mapping[str, bool]) -> Iterator[None]:
+    """Put every sub-module into the mode given by its name, for a while."""
+    before = {name: module.training for name, module in model.named_modules()}
+    try:
+        for name, module in model.named_modules():
+            module.training = wanted[name]
+        yield
+    finally:
+        for name, module in model.named_modules():
+            module.training = before[name]
+
+
+def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Captured:
+    """Export ``model`` with its sub-modules in the modes ``wanted``, batch size free where the model allows.
 
     Raises:
         FedrolexError: the model does not accept the example, or cannot be exported; the line says why.
     """
-    wrapped = _Call(copy.copy(model), inputs)
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
-    wrapped.train(training)
-    try:
+    wrapped = _Call(model, inputs)
+    with modes(model, wanted):
         _accepts(wrapped, inputs)
-        program, any_batch = _export(wrapped, inputs)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+        wrapped.left_out.clear()
+        program = _export(wrapped, inputs)
     with quiet():
         unlifted = program.module(check_guards=False)
-    captured = Captured(fx.Graph(), {}, out_spec=program.call_spec.out_spec, any_batch=any_batch)
+    limits = _limits(program, inputs)
+    captured = Captured(fx.Graph(), {}, out_spec=program.call_spec.out_spec, limits=limits)
+    captured.left_out = tuple(sorted(wrapped.left_out))
     _flatten(unlifted, captured)
     return captured
 
 
 def one_line(error: BaseException) -> str:
-    """The first telling line of an exception's message."""
+    """The first telling line of an exception's message, with the user's line of code where there is one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
-    return text if len(text) <= 240 else text[:237] + "..."
+    text = text if len(text) <= 240 else text[:237] + "..."
+    places = re.findall(r'File "([^"]+)", line (\d+), in forward', str(error))
+    own = [place for place in places if "/torch/" not in place[0]]
+    return f"{text} ({own[-1][0].rpartition('/')[2]} line {own[-1][1]})" if own else text
 
 
 def _accepts(wrapped: nn.Module, inputs: Inputs) -> None:
     saved = {name: buffer.clone() for name, buffer in wrapped.named_buffers()}
     try:
         with torch.no_grad(), quiet():
-            wrapped(*inputs.values)
+            wrapped(*(value.clone() for value in inputs.values))
     except Exception as error:
-        shapes = ", ".join(
-            f"{n}: {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
-            for n, v in zip(inputs.names, inputs.values, strict=True)
-        )
-        raise FedrolexError(f"the model does not accept the example ({shapes}): {one_line(error)}") from error
+        raise FedrolexError(f"the model does not accept the example ({inputs}): {one_line(error)}") from error
     finally:
         for name, buffer in wrapped.named_buffers():
             if name in saved and saved[name].shape == buffer.shape:
                 buffer.copy_(saved[name])
 
 
-def _export(wrapped: nn.Module, inputs: Inputs) -> tuple[Any, bool]:
+def _export(wrapped: nn.Module, inputs: Inputs) -> Any:
+    """Export with free batch and sentence sizes, or with a free batch, or with none."""
     auto = torch.export.Dim.AUTO
     batch = tuple({0: auto} if value.dim() else None for value in inputs.values)
     sentences = tuple(
@@ -223,18 +153,30 @@ def _export(wrapped: nn.Module, inputs: Inputs) -> tuple[Any, bool]:
     for shapes in ((sentences,), (batch,), None):
         try:
             with quiet():
-                program = torch.export.export(wrapped, inputs.values, dynamic_shapes=shapes, strict=False)
-            return program, shapes is not None and _batch_is_free(program)
+                values = tuple(value.clone() for value in inputs.values)
+                return torch.export.export(wrapped, values, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             failure = failure or error
     assert failure is not None
     raise FedrolexError(f"the model cannot be traced by torch.export: {one_line(failure)}") from failure
 
 
-def _batch_is_free(program: Any) -> bool:
+def _limits(program: Any, inputs: Inputs) -> dict[tuple[int, int], tuple[int, int]]:
+    """Sizes the exported graph is right for: the batch, and what export says about free sizes."""
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    users = [placeholders[name].meta["val"] for name in program.graph_signature.user_inputs if name in placeholders]
-    return all(not isinstance(value.shape[0], int) for value in users if isinstance(value, Tensor) and value.dim())
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for place, (name, example) in enumerate(zip(program.graph_signature.user_inputs, inputs.values, strict=True)):
+        traced = placeholders[name].meta["val"]
+        for dim, size in enumerate(traced.shape):
+            if isinstance(size, int):
+                if dim == 0:
+                    found[place, dim] = (example.shape[0], example.shape[0])
+                continue
+            allowed = program.range_constraints.get(size.node.expr)
+            if allowed is not None:
+                low, high = int(allowed.lower), int(min(allowed.upper, 2**62))
+                found[place, dim] = (low if low > 2 else 0, high)
+    return {where: span for where, span in found.items() if span != (0, 2**62)}
 
 
 # --- flattening: higher-order regions inlined, guards dropped, names without the wrapper's prefix ---
@@ -246,7 +188,6 @@ def _flatten(module: fx.GraphModule, into: Captured) -> None:
     for node in module.graph.nodes:
         if node.op == "placeholder":
             values[node] = graph.placeholder(node.name)
-            values[node].meta = dict(node.meta)
         elif node.op == "output":
             flat, _ = pytree.tree_flatten(node.args)
             graph.output(tuple(values[n] if isinstance(n, fx.Node) else n for n in flat))
@@ -292,7 +233,8 @@ def _copy(
         values[node] = args[0][args[1]]
         return
     values[node] = into.graph.create_node("call_function", node.target, args, kwargs, name=node.name)
-    values[node].meta = {k: v for k, v in node.meta.items() if k in ("nn_module_stack", "stack_trace")}
+    made = node.meta.get("val")
+    values[node].meta = {"dtype": made.dtype} if isinstance(made, Tensor) else {}
 
 
 def _inline(root: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, detach: bool) -> None:

@@ -1,7 +1,8 @@
 """A traced graph for any widths: the same operations, with every constant that is a width recomputed.
 
 A :class:`Program` is one mode (training or evaluation) of one model. :meth:`Program.function` turns it
-into plain Python code for given widths; the code reads its tensors from the module it is called on.
+into plain Python code for given widths; the code reads its tensors, its device and its dtype from the
+module it is called on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fedrolex.slicing.capture import Captured
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs, size
 
 LAYOUT = (Fixed, Ref, Prod, Cat)
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Change:
 
     Attributes:
         arguments: schema argument name to new value.
-        operator: another ATen operator to call instead, with exactly ``arguments``.
+        operator: another ATen operator to call instead, with exactly ``arguments``; None in them stands for
+            the tensor the node worked on.
     """
 
     arguments: Mapping[str, Any]
@@ -41,7 +44,7 @@ class Scale:
         node: operation that holds it.
         argument: which of its arguments.
         value: the number in the full model.
-        axis: the axis it was (probably) computed from.
+        axis: the dimension it was (probably) computed from.
         power: value = size ** power.
         follows: whether sub-models use their own width instead of the full one.
     """
@@ -53,11 +56,9 @@ class Scale:
     power: float
     follows: bool
 
-    def at(self, widths: Mapping[str, int], full: Mapping[str, int]) -> float:
-        """The number a sub-model of these widths uses."""
-        if not self.follows:
-            return self.value
-        return self.value * float((size(self.axis, widths) / size(self.axis, full)) ** self.power)
+    def factor(self, widths: Mapping[str, int], full: Mapping[str, int]) -> float:
+        """What a sub-model of these widths multiplies the number by."""
+        return float((size(self.axis, widths) / size(self.axis, full)) ** self.power) if self.follows else 1.0
 
 
 @dataclass(frozen=True)
@@ -69,53 +70,41 @@ class Program:
         changes: node name to its width-dependent arguments.
         scales: numbers derived from widths.
         full: full size of every axis.
+        dtype: the model's dtype when it was traced; where the graph names it, sub-models use their own.
     """
 
     captured: Captured
     changes: Mapping[str, Change]
     scales: Sequence[Scale]
     full: Mapping[str, int]
+    dtype: torch.dtype
 
-    def function(self, widths: Mapping[str, int], *, wide: bool = False) -> Callable[..., tuple[Any, ...]]:
-        """Code for these widths, to be called as ``function(module, *inputs)``.
-
-        Args:
-            widths: size of every axis.
-            wide: compute in float64 where the graph says float32 (for proofs).
-        """
+    def function(self, widths: Mapping[str, int]) -> Callable[..., tuple[Any, ...]]:
+        """Code for these widths, to be called as ``function(module, *inputs)``."""
         graph = fx.Graph()
         values: dict[fx.Node, fx.Node] = {}
-        scales = {(s.node, s.argument): s.at(widths, self.full) for s in self.scales}
+        factors = {(s.node, s.argument): s.factor(widths, self.full) for s in self.scales}
         for node in self.captured.graph.nodes:
             if node.op == "get_attr":
                 values[node] = graph.create_node("get_attr", node.target, name=node.name)
                 continue
-            copied = graph.node_copy(node, lambda n: values[n])
-            values[node] = copied
-            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-                continue
-            if node.name in self.changes:
-                self._change(copied, self.changes[node.name], widths)
-            named = arguments_of(copied)
-            for argument in named:
-                if (node.name, argument) in scales:
-                    named[argument] = scales[node.name, argument]
-                elif isinstance(named[argument], torch.device):
-                    named[argument] = _device_of(graph, copied)
-                elif wide and named[argument] is torch.float32:
-                    named[argument] = torch.float64
-            set_arguments(copied, named)
-        placeholders = {str(node.target): None for node in graph.nodes if node.op == "get_attr"}
-        code = fx.GraphModule(placeholders, graph, class_name="SubModelCode")
+            copied = values[node] = graph.node_copy(node, lambda n: values[n])
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                if node.name in self.changes:
+                    self._change(copied, self.changes[node.name], widths)
+                self._adapt(node.name, copied, factors)
+        attributes = {str(node.target): None for node in graph.nodes if node.op == "get_attr"}
+        code = fx.GraphModule(attributes, graph, class_name="SubModelCode")
         return type(code).forward
 
     def _change(self, node: fx.Node, change: Change, widths: Mapping[str, int]) -> None:
         named = arguments_of(node)
         sized = _Sizes(node, widths, self.full)
         if change.operator is not None:
-            if not any(_depends(value) for value in change.arguments.values()):
+            if not any(_depends(value) for value in change.arguments.values()) and "." not in change.operator:
                 return
-            node.target = getattr(torch.ops.aten, change.operator).default
+            name, _, overload = change.operator.partition(".")
+            node.target = getattr(getattr(aten, name), overload or "default")
             first = next(v for v in named.values() if isinstance(v, fx.Node))
             named = {k: first if v is None else sized(v, None) for k, v in change.arguments.items()}
         else:
@@ -123,6 +112,35 @@ class Program:
                 if _depends(new) or not isinstance(new, LAYOUT):
                     named[name] = sized(new, named.get(name))
         set_arguments(node, named)
+
+    def _adapt(self, name: str, node: fx.Node, factors: Mapping[tuple[str, str], float]) -> None:
+        """Numbers derived from widths, and the module's own device and dtype."""
+        named = arguments_of(node)
+        for argument, value in named.items():
+            factor = factors.get((name, argument), 1.0)
+            if factor != 1.0 and isinstance(value, fx.Node):
+                with node.graph.inserting_before(node):
+                    named[argument] = node.graph.call_function(aten.mul.Tensor, (value, factor))
+            elif factor != 1.0:
+                named[argument] = value * factor
+            elif isinstance(value, torch.device):
+                named[argument] = _own(node, "slicing_device")
+            elif value is self.dtype:
+                named[argument] = _own(node, "slicing_dtype")
+        if named.get("dtype") is None and self._makes_default_dtype(node):
+            named["dtype"] = _own(node, "slicing_dtype")
+        set_arguments(node, named)
+
+    def _makes_default_dtype(self, node: fx.Node) -> bool:
+        """Whether a node makes a tensor of the model's dtype out of nothing, without saying so."""
+        assert isinstance(node.target, torch._ops.OpOverload)
+        takes = any(argument.name == "dtype" for argument in node.target._schema.arguments)
+        made = any(isinstance(arg, fx.Node) and "dtype" in arg.meta for arg in node.all_input_nodes)
+        return takes and not made and not _takes_a_tensor(node.target) and node.meta.get("dtype") is self.dtype
+
+
+def _takes_a_tensor(target: torch._ops.OpOverload) -> bool:
+    return any("Tensor" in str(argument.type) for argument in target._schema.arguments)
 
 
 def _depends(value: Any) -> bool:
@@ -160,10 +178,10 @@ class _Sizes:
             return graph.call_function(operator.floordiv, (graph.call_function(operator.mul, (old, after)), before))
 
 
-def _device_of(graph: fx.Graph, before: fx.Node) -> fx.Node:
-    """The device the sub-model is on now: tensors the graph makes follow it."""
-    with graph.inserting_before(before):
-        return graph.create_node("get_attr", "slicing_device")
+def _own(before: fx.Node, attribute: str) -> fx.Node:
+    """An attribute of the module the code runs on."""
+    with before.graph.inserting_before(before):
+        return before.graph.create_node("get_attr", attribute)
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
@@ -174,72 +192,15 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 def set_arguments(node: fx.Node, named: Mapping[str, Any]) -> None:
-    """Write arguments back, by keyword wherever one before was left out."""
+    """Write arguments back, by keyword from the first one that was left out."""
     assert isinstance(node.target, torch._ops.OpOverload)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for argument in node.target._schema.arguments:
+    for place, argument in enumerate(node.target._schema.arguments):
         if argument.name not in named:
             continue
-        if len(args) == len(kwargs) == 0 or not (kwargs or argument.kwarg_only):
-            if argument.kwarg_only or len(args) != _place(node.target, argument.name):
-                kwargs[argument.name] = named[argument.name]
-            else:
-                args.append(named[argument.name])
-        else:
+        if argument.kwarg_only or len(args) != place:
             kwargs[argument.name] = named[argument.name]
+        else:
+            args.append(named[argument.name])
     node.args, node.kwargs = tuple(args), kwargs
-
-
-def _place(target: torch._ops.OpOverload, name: str) -> int:
-    return [argument.name for argument in target._schema.arguments].index(name)
-
-
-# --- training and evaluation as two readings of one graph ---
-
-SWITCHES = {"training": False, "train": False, "use_input_stats": False, "dropout_p": 0.0}
-
-
-def evaluation_of(captured: Captured) -> Captured:
-    """The training graph with dropout off and norms on their running statistics.
-
-    That is what evaluation means for most models, not for all (stochastic depth is a Python branch): the
-    caller compares the result with the module and captures again where they differ.
-    """
-    graph = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    counters = {name for name, tensor in captured.tensors.items() if not tensor.is_floating_point()}
-    for node in captured.graph.nodes:
-        if _updates_a_counter(node, counters):
-            continue
-        values[node] = graph.node_copy(node, lambda n: values[n])
-        if isinstance(node.target, torch._ops.OpOverload):
-            named = arguments_of(values[node])
-            has_statistics = named.get("running_mean", True) is not None
-            for argument in SWITCHES:
-                if argument in named and has_statistics:
-                    named[argument] = SWITCHES[argument]
-            set_arguments(values[node], named)
-    return Captured(graph, captured.tensors, captured.modules, captured.out_spec, captured.any_batch)
-
-
-def _updates_a_counter(node: fx.Node, counters: set[str]) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.name.endswith("_"):
-        return False
-    first = node.args[0]
-    return isinstance(first, fx.Node) and first.op == "get_attr" and first.target in counters and not node.users
-
-
-def without_dropout(captured: Captured) -> Captured:
-    """The same graph with dropout off and everything else as it is: what a proof can compare."""
-    graph = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    for node in captured.graph.nodes:
-        values[node] = graph.node_copy(node, lambda n: values[n])
-        if isinstance(node.target, torch._ops.OpOverload) and "running_mean" not in arguments_of(values[node]):
-            named = arguments_of(values[node])
-            for argument in ("train", "dropout_p"):
-                if argument in named:
-                    named[argument] = SWITCHES[argument]
-            set_arguments(values[node], named)
-    return Captured(graph, captured.tensors, captured.modules, captured.out_spec, captured.any_batch)

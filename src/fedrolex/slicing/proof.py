@@ -2,8 +2,8 @@
 
 *Permutation*: the full-width cut under a random permutation of every axis must compute the same function.
 A missing tie, a wrong head split, a wrong stride or a forgotten buffer breaks it; no reference is needed.
-*Smaller widths*: the cut must run in both modes, keep the shape of the model's outputs, and give a gradient
-to every parameter that gets one at full width.
+*Smaller widths*, down to one index an axis: the cut must run in both modes, keep the shape of the model's
+outputs, and give a gradient to every parameter that gets one at full width.
 
 Proofs run with dropout off and on weights that are generic: a zero-initialised head or a norm of ones would
 let anything pass. The permutation is compared in float64.
@@ -19,49 +19,14 @@ import torch
 from torch import Tensor
 
 from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.capture import Inputs, one_line, quiet
+from fedrolex.slicing.capture import one_line, quiet
+from fedrolex.slicing.fidelity import distance, generic
+from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.submodel import GraphBuilder, SubModel
 from fedrolex.slicing.windows import WHOLE, Run, Window, pick, width
 
 TOLERANCE = 1e-6
-HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
-
-
-def generic(state: Mapping[str, Tensor], variances: Sequence[str] = ()) -> dict[str, Tensor]:
-    """A copy of ``state`` in which no floating tensor is constant.
-
-    Weights that vary keep their values; constant ones (norms, zero biases, zero heads, layer scales) get
-    noise around their value. ``variances`` names buffers that must stay positive.
-    """
-    generator = torch.Generator().manual_seed(20220)
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        value = tensor.detach().clone()
-        if value.is_floating_point() and value.numel() > 1 and bool((value == value.flatten()[0]).all()):
-            noise = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value)
-            first = float(value.flatten()[0])
-            if name in variances:
-                value = 0.5 + noise
-            elif abs(first) > 0.05:
-                value = value * (0.5 + noise)
-            else:
-                value = (noise - 0.5) * 0.6
-        result[name] = value
-    return result
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """Relative distance ‖a − b‖ / ‖b‖; 0 for equal tensors, NaNs and infinities in the same places included."""
-    if a.shape != b.shape:
-        return float("inf")
-    same = (a == b) | (a.isnan() & b.isnan())
-    if bool(same.all()):
-        return 0.0
-    if not (a.is_floating_point() or a.is_complex()):
-        return float("inf")
-    error = float(torch.linalg.vector_norm((a - b)[~same]))
-    scale = float(torch.linalg.vector_norm(b[b.isfinite()]))
-    return error / scale if scale > 0 else float("inf")
+WIDTHS = (Fraction(1, 2), Fraction(1, 4), Fraction(1, 10**6))
 
 
 @dataclass(frozen=True)
@@ -92,8 +57,8 @@ class Trial:
         for mode in self.kept:
             try:
                 with torch.no_grad():
-                    straight = self._outputs(self._module(WHOLE, torch.float64), mode, values)
-                    permuted = self._outputs(self._module(window, torch.float64), mode, values)
+                    straight = self._outputs(self._module(WHOLE).double(), mode, values)
+                    permuted = self._outputs(self._module(window).double(), mode, values)
             except Exception as failure:
                 return f"the permuted model does not run: {one_line(failure)}"
             for found, wanted in zip(permuted, straight, strict=True):
@@ -116,18 +81,6 @@ class Trial:
         missing = sorted(trained - narrow_trained)
         return f"{missing[0]} gets no gradient in the smaller model" if missing else None
 
-    def any_batch(self) -> str | None:
-        """Does the smaller cut also run with one sample more than the example has?"""
-        values = [torch.cat([v, v[:1]]) if v.dim() else v for v in self.inputs.values]
-        module = self._module(self._rolled(HALF, None))
-        try:
-            with torch.no_grad():
-                for mode in self.kept:
-                    self._outputs(module, mode, values)
-        except Exception as failure:
-            return f"another batch size fails: {one_line(failure)}"
-        return None
-
     def _permuted(self, only: Sequence[str] | None) -> Window:
         """Every axis that is not tied to inputs or outputs, reordered at random."""
         generator = torch.Generator().manual_seed(4242)
@@ -143,11 +96,9 @@ class Trial:
         cut = [a for a in self.axes.cut_axes if only is None or a.name in only]
         return Window({a.name: Run(2 * a.size // 3, width(a.size, beta), a.size) for a in cut})
 
-    def _module(self, window: Window, dtype: torch.dtype | None = None) -> SubModel:
-        state = {n: t.to(dtype) if dtype is not None and t.is_floating_point() else t for n, t in self.state.items()}
-        constants = self.axes.take(self.builder.constants, window)
-        module = self.builder(self.axes.widths(window), constants, dtype=dtype)
-        self.axes.load(module, state, window)
+    def _module(self, window: Window) -> SubModel:
+        module = self.builder(self.axes.widths(window), self.axes.take(self.builder.constants, window))
+        self.axes.load(module, self.state, window)
         return module
 
     def _outputs(self, module: SubModel, mode: bool, values: Sequence[Tensor]) -> list[Tensor]:
@@ -155,7 +106,7 @@ class Trial:
         module.train(mode)
         with torch.random.fork_rng(devices=[]), quiet():
             torch.manual_seed(7)
-            flat = module.flat(*(v.clone() for v in values))
+            flat = module.slicing_code[mode].flat(module, [v.clone() for v in values])
         return [flat[place] for place in self.kept[mode]]
 
     def _trained(self, window: Window) -> tuple[list[tuple[int, ...]], set[str]]:

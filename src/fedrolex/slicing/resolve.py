@@ -15,8 +15,7 @@ from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
 from fedrolex.slicing.program import Change, Scale
 from fedrolex.slicing.rules import Traced
 from fedrolex.slicing.rules.call import ToTheEnd
-from fedrolex.slicing.walk import Edit, Scalar, Ties
-
+from fedrolex.slicing.walk import Edit, Scalar, Summed, Ties
 
 END = 2**63 - 1
 
@@ -210,19 +209,42 @@ class Resolution:
     def _width_behind(self, scalar: Scalar) -> tuple[Dim, float, bool] | None:
         """The dimension a number was probably computed from: (dimension, power, beyond coincidence)."""
         best: tuple[Dim, float, bool] | None = None
-        for dim in (part for around in scalar.around for part in _parts(around)):
-            leaves = list(unknowns(dim))
-            if not any(self.kinds.get(leaf) == "width" for leaf in leaves):
-                continue
-            count = size_of(dim)
-            for power in (-0.5, 0.5, -1.0, 1.0):
-                if abs(scalar.value - count**power) > 1e-6 * count**power or count < 2:
+        places = [(dim, None) for dim in scalar.around] + [(summed.dim, summed) for summed in scalar.summed]
+        for whole, summed in places:
+            for dim in _parts(whole):
+                count = size_of(dim)
+                power = _power(scalar.value, count)
+                if power is None or not any(self.kinds.get(leaf) == "width" for leaf in unknowns(dim)):
                     continue
-                odd = power in (0.5, -0.5) and round(count**0.5) ** 2 != count
-                told = count >= 8 and any(leaf.roles & {"qk", "embedded"} for leaf in leaves)
-                if best is None or (odd or told) > best[2]:
-                    best = (dim, power, odd or told)
+                sure = self._beyond_coincidence(scalar, dim, count, power, summed)
+                if best is None or sure > best[2]:
+                    best = (dim, power, sure)
         return best
+
+    @staticmethod
+    def _beyond_coincidence(scalar: Scalar, dim: Dim, count: int, power: float, summed: Summed | None) -> bool:
+        """Whether the code around a number says that it is about this dimension.
+
+        A sum over the dimension came just before (scores / √d, sum / len, normalise · √d); the tensor is a
+        query or key, or goes straight into a product over the dimension; it is an embedding times √E; or the
+        number is an irrational root, which is no coincidence.
+        """
+        if summed is not None and (count >= 8 or not summed.weights):
+            return True
+        root = count ** abs(power)
+        irrational = abs(root - round(root)) > 1e-6
+        query = power < 0 and any("qk" in leaf.roles for leaf in unknowns(dim))
+        if count < 8:
+            return query and irrational
+        return query or irrational or (power < 0 and scalar.feeds) or (power == 0.5 and scalar.embedded)
+
+
+def _power(value: float, count: int) -> float | None:
+    """The power of ``count`` that ``value`` is, if it is one people scale by."""
+    if count < 2:
+        return None
+    close = (p for p in (-0.5, 0.5, -1.0, 1.0, -0.25, 0.25) if abs(value - count**p) <= 1e-6 * count**p)
+    return next(close, None)
 
 
 def _parts(dim: Dim) -> Iterable[Dim]:

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from fedrolex.errors import FedrolexError
 from fedrolex.slicing.axes import TensorLayout
-from fedrolex.slicing.capture import Inputs, register
+from fedrolex.slicing.capture import register
+from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.layout import shape
 from fedrolex.slicing.program import Program
+
+
+@dataclass(frozen=True)
+class Code:
+    """How a sub-model runs in one mode."""
+
+    function: Callable[..., tuple[Any, ...]]
+    inputs: Inputs
+    out_spec: Any
+    limits: Mapping[tuple[int, int], tuple[int, int]]
+
+    def flat(self, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The outputs one after the other."""
+        for (place, dim), (low, high) in self.limits.items():
+            found = tensors[place].shape[dim]
+            if not low <= found <= high:
+                name = f"dimension {dim} of {self.inputs.names[place]}"
+                raise ValueError(f"{name} is {found}; this sub-model was traced for {low} to {high}")
+        return self.function(module, *tensors)
 
 
 class SubModel(nn.Module):
@@ -22,33 +45,35 @@ class SubModel(nn.Module):
     model does. It is made by :meth:`fedrolex.slicing.axes.Axes.cut`.
     """
 
-    slicing_device: torch.device
-
-    def __init__(
-        self, functions: Mapping[bool, Callable[..., Any]], inputs: Inputs, out_specs: Mapping[bool, Any]
-    ) -> None:
+    def __init__(self, code: Mapping[bool, Code], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self._functions = dict(functions)
-        self._inputs = inputs
-        self._out_specs = dict(out_specs)
-        self.slicing_device = torch.device("cpu")
+        self.slicing_code = dict(code)
+        self.slicing_device = device
+        self.slicing_dtype = dtype
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The sub-network's output, in the form the full model returns."""
-        flat = self.flat(*self._inputs.flatten(args, kwargs))
-        return pytree.tree_unflatten(list(flat), self._out_specs[self.training])
-
-    def flat(self, *tensors: Tensor) -> tuple[Any, ...]:
-        """The outputs one after the other, from the input tensors in the order they were traced."""
-        outputs: tuple[Any, ...] = self._functions[self.training](self, *tensors)
-        return outputs
+        code = self.slicing_code[self.training]
+        flat = code.flat(self, code.inputs.flatten(args, kwargs))
+        return pytree.tree_unflatten(list(flat), code.out_spec)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SubModel:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        first = next(iter(self.parameters()), next(iter(self.buffers()), None))
+        first = next((p for p in self.parameters() if p.is_floating_point()), None)
         if first is not None:
-            self.slicing_device = first.device
+            self.slicing_device, self.slicing_dtype = first.device, first.dtype
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise FedrolexError("a sub-model cannot be pickled: save its state_dict(), and cut it again where it is needed")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SubModel:
+        twin = SubModel.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(
+            {k: v if k == "slicing_code" else copy.deepcopy(v, memo) for k, v in self.__dict__.items()}
+        )
+        return twin
 
 
 class GraphBuilder:
@@ -58,7 +83,7 @@ class GraphBuilder:
         programs: evaluation (False) and training (True).
         inputs: how the model is called.
         tensors: layouts by name.
-        like: the traced model's tensors, for dtype, device and whether they want gradients.
+        like: the traced model's tensors, for dtype and device.
         aliases: other names of tied tensors.
         transient: buffers that are not part of the state dict.
     """
@@ -75,51 +100,39 @@ class GraphBuilder:
         self.programs = programs
         self.inputs = inputs
         self.tensors = tensors
-        self.like = {
-            n: torch.empty(0, dtype=t.dtype, device=t.device, requires_grad=t.requires_grad) for n, t in like.items()
-        }
+        self.like = {n: torch.empty(0, dtype=t.dtype, device=t.device) for n, t in like.items()}
         self.aliases = aliases
         self.transient = frozenset(transient)
         self.constants = {n: like[n].detach().clone() for n, t in tensors.items() if t.role == "constant"}
-        self._functions: dict[tuple[tuple[str, int], ...], dict[bool, Callable[..., Any]]] = {}
+        self._code: dict[tuple[tuple[str, int], ...], dict[bool, Code]] = {}
 
-    def functions(self, widths: Mapping[str, int], *, wide: bool = False) -> dict[bool, Callable[..., Any]]:
+    def code(self, widths: Mapping[str, int]) -> dict[bool, Code]:
         """Code for training and evaluation at these widths."""
-        if wide:
-            return {mode: program.function(widths, wide=True) for mode, program in self.programs.items()}
         key = tuple(sorted(widths.items()))
-        if key not in self._functions:
-            self._functions[key] = {mode: program.function(widths) for mode, program in self.programs.items()}
-        return self._functions[key]
+        if key not in self._code:
+            self._code[key] = {
+                mode: Code(p.function(widths), self.inputs, p.captured.out_spec, p.captured.limits)
+                for mode, p in self.programs.items()
+            }
+        return self._code[key]
 
-    def __call__(
-        self, widths: Mapping[str, int], constants: Mapping[str, Tensor], *, dtype: torch.dtype | None = None
-    ) -> SubModel:
-        """A module of these widths; parameters and buffers are not filled in yet.
-
-        Args:
-            widths: size of every axis.
-            constants: the constant tensors at these widths.
-            dtype: a floating dtype to use instead of the model's own; float64 code is made for it.
-        """
-        specs = {mode: program.captured.out_spec for mode, program in self.programs.items()}
-        module = SubModel(self.functions(widths, wide=dtype is torch.float64), self.inputs, specs)
+    def __call__(self, widths: Mapping[str, int], constants: Mapping[str, Tensor]) -> SubModel:
+        """A module of these widths; parameters and buffers are not filled in yet."""
+        first = next(self.like[n] for n, t in self.tensors.items() if t.role == "parameter")
+        module = SubModel(self.code(widths), first.device, self.programs[True].dtype)
         made: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             like = self.like[name]
-            wanted = dtype if dtype is not None and like.dtype.is_floating_point else like.dtype
             if tensor.role == "constant":
-                made[name] = constants[name].to(wanted)
+                made[name] = constants[name]
             else:
-                made[name] = torch.zeros(shape(tensor.dims, widths), dtype=wanted, device=like.device)
+                made[name] = torch.zeros(shape(tensor.dims, widths), dtype=like.dtype, device=like.device)
             if tensor.role == "parameter":
-                made[name] = nn.Parameter(made[name], requires_grad=like.requires_grad)
+                made[name] = nn.Parameter(made[name], requires_grad=like.dtype.is_floating_point)
             register(module, name, made[name], persistent=tensor.role == "buffer" and name not in self.transient)
         for alias, name in self.aliases.items():
             register(module, alias, made[name], persistent=name not in self.transient)
         for program in self.programs.values():
             for name, region in program.captured.modules.items():
-                register(module, name, region, persistent=False)
-        first = next(iter(made.values()), None)
-        module.slicing_device = torch.device("cpu") if first is None else first.device
+                register(module, name, region)
         return module

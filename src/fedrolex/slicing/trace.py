@@ -12,18 +12,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedrolex.errors import FedrolexError
-from fedrolex.slicing.axes import Axes, Kind, Note, Role
-from fedrolex.slicing.capture import Captured, Inputs, capture, one_line, quiet, register
+from fedrolex.slicing.axes import KINDS, Axes, Kind, Note, Role
+from fedrolex.slicing.capture import Captured, capture, one_line
+from fedrolex.slicing.fidelity import generic, unlike, unlike_at_other_sizes
 from fedrolex.slicing.infer import Unknown, freeze
+from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.layout import show
-from fedrolex.slicing.program import Program, evaluation_of, without_dropout
-from fedrolex.slicing.proof import HALF, QUARTER, Trial, distance, generic
+from fedrolex.slicing.program import Program
+from fedrolex.slicing.proof import WIDTHS, Trial
 from fedrolex.slicing.resolve import Resolution, apply_overrides
 from fedrolex.slicing.submodel import GraphBuilder
+from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import Ties, walk
 
 Factory = Callable[[Mapping[str, int]], nn.Module]
@@ -41,6 +44,8 @@ class Hints:
         kind: axis name to kind, e.g. ``{"attn.heads": "width"}`` to cut heads.
         factory: builds the module for given axis sizes, instead of the traced graph.
         scaling: whether numbers derived from a width (1/√d) use the sub-model's own width.
+        evaluation_only: trace evaluation alone and train sub-models on it: dropout off, norms on running
+            statistics. For models whose training mode cannot be captured.
     """
 
     freeze: Sequence[str] = ()
@@ -49,6 +54,14 @@ class Hints:
     kind: Mapping[str, Kind] = field(default_factory=dict)
     factory: Factory | None = None
     scaling: Scaling = "own-width"
+    evaluation_only: bool = False
+
+    def __post_init__(self) -> None:
+        wrong = [kind for kind in self.kind.values() if kind not in KINDS]
+        if wrong:
+            raise FedrolexError(f"kind {wrong[0]!r} is unknown: use one of {', '.join(KINDS)}")
+        if self.scaling not in ("own-width", "keep"):
+            raise FedrolexError(f"scaling {self.scaling!r} is unknown: use own-width or keep")
 
 
 def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
@@ -63,11 +76,11 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
     Raises:
         FedrolexError: the model cannot be traced, or nothing in it can be cut, or the proof fails.
     """
-    if hints is None:
-        own = getattr(model, "slicing_hints", None)
-        hints = own() if callable(own) else Hints()
+    hints = own_hints(model) if hints is None else hints
     if next(iter(model.parameters()), None) is None:
         raise FedrolexError("the model has no parameters: there is nothing to cut")
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise FedrolexError("the model has lazy layers without a size: run it once on the example first")
     inputs = Inputs.of(model, example)
     try:
         axes = _Trace(model, inputs, hints).proved()
@@ -78,6 +91,12 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
             f"the model could not be traced: {type(failure).__name__}: {one_line(failure)}"
         ) from failure
     return axes if hints.factory is None else replace(axes, build=FactoryBuilder(hints.factory))
+
+
+def own_hints(model: nn.Module) -> Hints:
+    """What the model itself says about its axes."""
+    own = getattr(model, "slicing_hints", None)
+    return own() if callable(own) else Hints()
 
 
 class FactoryBuilder:
@@ -101,7 +120,7 @@ class _Trace:
         self.notes: list[Note] = []
         self.own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.aliases = _aliases(model, self.own)
-        self.variances = [name for name in self.own if name.endswith("running_var")]
+        self.dtype = next((t.dtype for t in self.own.values() if t.is_floating_point()), torch.float32)
         self.modes = self._capture()
         captured = {n: t for mode in self.modes.values() for n, t in mode.tensors.items()}
         self.tensors = {**captured, **self.own}
@@ -114,22 +133,49 @@ class _Trace:
     # --- what the model computes ---
 
     def _capture(self) -> dict[bool, Captured]:
-        """The graphs for training (True) and evaluation (False)."""
+        """The graphs for training (True) and evaluation (False), each checked against the module."""
+        off = {name: False for name, _ in self.model.named_modules()}
+        on = {name: module.training for name, module in self.model.named_modules()} if self.model.training else {}
+        on = on or dict.fromkeys(off, True)
+        if self.hints.evaluation_only:
+            self.notes.append(Note("training mode", "is evaluation: dropout off, norms on running statistics"))
+            evaluation = self._checked(self._graph(off), off, "in evaluation")
+            return {True: evaluation, False: evaluation}
+        if not all(on.values()):
+            some = next(name for name, mode in on.items() if not mode)
+            self.notes.append(Note("training mode", f"as the model is now: {some} stays in evaluation"))
         try:
-            training = self._canonical(capture(self.model, self.inputs, training=True))
+            training = self._checked(self._graph(on), on, "in training")
         except FedrolexError as failure:
             try:
-                evaluation = self._canonical(capture(self.model, self.inputs, training=False))
+                self._checked(self._graph(off), off, "in evaluation")
             except FedrolexError:
                 raise failure from failure.__cause__
-            self.notes.append(
-                Note("training mode", f"cannot be traced, sub-models train on the evaluation graph ({failure})")
-            )
-            return {True: evaluation, False: evaluation}
-        evaluation = evaluation_of(training)
-        if not self._is_evaluation(evaluation):
-            evaluation = self._canonical(capture(self.model, self.inputs, training=False))
-        return {True: training, False: evaluation}
+            remedy = "evaluation can be traced: Hints(evaluation_only=True), or --evaluation-only, cuts that"
+            raise FedrolexError(f"{failure}; {remedy}") from failure
+        evaluation_ = evaluation_of(training)
+        if evaluation_ is None or unlike(self.model, evaluation_, self.inputs, off) is not None:
+            evaluation_ = self._checked(self._graph(off), off, "in evaluation")
+        return {True: training, False: evaluation_}
+
+    def _graph(self, modes: Mapping[str, bool]) -> Captured:
+        return self._canonical(capture(self.model, self.inputs, modes))
+
+    def _checked(self, captured: Captured, modes: Mapping[str, bool], when: str) -> Captured:
+        """The graph, if it does what the module does."""
+        flaw = unlike(self.model, captured, self.inputs, modes)
+        if flaw is not None:
+            raise FedrolexError(f"the traced graph is not what the model computes {when}: {flaw}")
+        if unlike_at_other_sizes(self.model, captured, self.inputs, modes):
+            fixed = {(i, d): (n, n) for i, v in enumerate(self.inputs.values) for d, n in enumerate(v.shape[:2])}
+            captured.limits = {
+                where: span for where, span in fixed.items() if where[1] == 0 or self._is_sentence(where[0])
+            }
+        return captured
+
+    def _is_sentence(self, place: int) -> bool:
+        value = self.inputs.values[place]
+        return value.dim() == 2 and not value.is_floating_point()
 
     def _canonical(self, captured: Captured) -> Captured:
         """Tied tensors under their first name."""
@@ -139,28 +185,15 @@ class _Trace:
         captured.tensors = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
         return captured
 
-    def _is_evaluation(self, derived: Captured) -> bool:
-        """Whether the training graph with its switches turned is what the module computes in evaluation."""
-        state = generic(self.own, self.variances)
-        modes = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        try:
-            with torch.no_grad(), quiet():
-                named = dict(zip(self.inputs.names, self.inputs.values, strict=True))
-                wanted = torch.func.functional_call(self.model, state, (), {**named, **self.inputs.others})
-                found = _run(derived, {**derived.tensors, **state}, self.inputs.values)
-        except Exception:
-            return False
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
-        pairs = [[v for v in values if isinstance(v, Tensor)] for values in (found, pytree.tree_leaves(wanted))]
-        return len(pairs[0]) == len(pairs[1]) and all(distance(a, b) < 1e-5 for a, b in zip(*pairs, strict=True))
-
     def _walk(self) -> Ties:
         ties = Ties()
         for mode in dict.fromkeys((self.modes[True], self.modes[False])):
             walk(mode, self.inputs.values, ties)
+            if not ties.walks[-1].kept:
+                kinds = ", ".join(mode.left_out) or "nothing"
+                raise FedrolexError(
+                    f"the model returns no tensor that can be reached ({kinds}): return tensors, tuples or dicts"
+                )
         for name in self.roles:
             if name not in ties.dims:
                 shape = self.tensors[name].shape
@@ -181,15 +214,15 @@ class _Trace:
         for place, mode in enumerate((True, False)):
             seen = self.ties.walks[min(place, len(self.ties.walks) - 1)]
             scales = resolution.scales(seen.scalars, follow=self.hints.scaling == "own-width")
-            programs[mode] = Program(self.modes[mode], resolution.changes(seen.edits), scales, full)
+            programs[mode] = Program(self.modes[mode], resolution.changes(seen.edits), scales, full, self.dtype)
             kept[mode] = seen.kept
         transient = _transient(self.model)
         notes = (*self.notes, *self._notes(programs[True]))
         builder = GraphBuilder(programs, self.inputs, layouts, self.tensors, self.aliases, transient)
         axes = Axes(found, layouts, self.aliases, tuple(resolution.frozen()), notes, builder)
-        still = {mode: replace(p, captured=without_dropout(p.captured)) for mode, p in programs.items()}
-        quiet_builder = GraphBuilder(still, self.inputs, layouts, self.tensors, self.aliases, transient)
-        return resolution, Trial(axes, quiet_builder, generic(self.own, self.variances), self.inputs, kept)
+        still = {mode: replace(p, captured=without_chance(p.captured)) for mode, p in programs.items()}
+        calm = GraphBuilder(still, self.inputs, layouts, self.tensors, self.aliases, transient)
+        return resolution, Trial(axes, calm, generic(self.own), self.inputs, kept)
 
     def proved(self) -> Axes:
         """Axes that pass every proof; an axis that fails on its own is frozen and reported."""
@@ -200,7 +233,7 @@ class _Trace:
                 raise FedrolexError(f"no axis of this model can be cut: {self._why_nothing(axes)}")
             flaw, failing = _try(trial)
             if flaw is None:
-                return self._with_batch_note(trial)
+                return axes
             if not failing:
                 raise FedrolexError(f"the derived axes could not be proved, so this model is refused: {flaw}")
             for leaf, name in resolution.names.items():
@@ -210,28 +243,27 @@ class _Trace:
     def _notes(self, program: Program) -> list[Note]:
         notes = []
         for scale in program.scales:
-            power = {0.5: "√", -0.5: "1/√", 1.0: "", -1.0: "1/"}[scale.power]
+            power = {0.5: "√", -0.5: "1/√", 1.0: "", -1.0: "1/", 0.25: "∜", -0.25: "1/∜"}[scale.power]
             does = "sub-models use their own width" if scale.follows else "kept as it is"
             notes.append(Note(scale.node, f"{scale.value:.6g} = {power}size of {show(scale.axis)}: {does}"))
         for name, count in self.ties.unknown.items():
             notes.append(Note(name, f"no rule for this operator ({count} uses): what it touches is frozen"))
         if self.ties.exposed:
-            notes.append(
-                Note("outputs", f"{self.ties.exposed} inner values are returned too: sub-models return narrower ones")
-            )
-        return notes
+            what = f"{self.ties.exposed} inner values are returned too: sub-models return narrower ones"
+            notes.append(Note("outputs", what))
+        for mode in dict.fromkeys(self.modes.values()):
+            notes.extend(Note("outputs", f"a {kind} cannot be taken apart and is left out") for kind in mode.left_out)
+            for (place, dim), (low, high) in mode.limits.items():
+                allowed = str(low) if low == high else f"{low} to {high}"
+                notes.append(Note(f"dimension {dim} of {self.inputs.names[place]}", f"must be {allowed}"))
+        return list(dict.fromkeys(notes))
 
     def _why_nothing(self, axes: Axes) -> str:
         if self.ties.unknown:
             return f"there is no rule for {', '.join(self.ties.unknown)}"
-        return "; ".join(list(dict.fromkeys(note.what for note in axes.frozen))[:3]) or "it has inputs and outputs only"
-
-    def _with_batch_note(self, trial: Trial) -> Axes:
-        fixed = None if self.modes[True].any_batch else "the model's code depends on it"
-        flaw = fixed or trial.any_batch()
-        if flaw is None:
-            return trial.axes
-        return replace(trial.axes, notes=(*trial.axes.notes, Note("batch size", f"fixed at the example's: {flaw}")))
+        reasons = list(dict.fromkeys(note.what for note in axes.frozen))
+        failed = [why for why in reasons if why.startswith("failed its proof")]
+        return "; ".join((failed or reasons)[:3]) or "it has inputs and outputs only"
 
 
 def _try(trial: Trial) -> tuple[str | None, dict[str, str]]:
@@ -240,7 +272,7 @@ def _try(trial: Trial) -> tuple[str | None, dict[str, str]]:
     if flaw is not None:
         alone = {name: trial.permutation([name]) for name in trial.axes.axes}
         return flaw, {name: why for name, why in alone.items() if why is not None}
-    for beta in (HALF, QUARTER):
+    for beta in WIDTHS:
         flaw = trial.narrower(beta)
         if flaw is not None:
             alone = {axis.name: trial.narrower(beta, [axis.name]) for axis in trial.axes.cut_axes}
@@ -262,12 +294,3 @@ def _transient(model: nn.Module) -> list[str]:
         for path, module in model.named_modules()
         for name in module._non_persistent_buffers_set
     ]
-
-
-def _run(captured: Captured, tensors: Mapping[str, Tensor], values: Sequence[Tensor]) -> Sequence[Any]:
-    """Run a captured graph at full width on given tensors."""
-    holder = nn.Module()
-    holder.slicing_device = values[0].device  # type: ignore[assignment]
-    for name, value in {**tensors, **captured.modules}.items():
-        register(holder, name, value.detach().clone() if isinstance(value, Tensor) else value)
-    return Program(captured, {}, (), {}).function({})(holder, *values)

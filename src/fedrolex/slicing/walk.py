@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from fedrolex.slicing.capture import Captured, register
 from fedrolex.slicing.infer import Dim, Unknown, freeze, mark, size_of
+from fedrolex.slicing.program import arguments_of
 from fedrolex.slicing.rules import RULES, Call, Traced
 from fedrolex.slicing.rules.call import fixed, freeze_all
 from fedrolex.slicing.rules.elementwise import pointwise
@@ -25,21 +26,42 @@ class Edit:
     replace: tuple[str, dict[str, Any]] | None = None
 
 
+@dataclass(frozen=True)
+class Summed:
+    """A dimension that was summed over a few operations ago.
+
+    Attributes:
+        dim: the dimension.
+        weights: whether it was summed against a parameter (a linear layer) rather than another activation.
+        ago: operations since.
+    """
+
+    dim: Dim
+    weights: bool
+    ago: int = 0
+
+
 @dataclass
 class Scalar:
-    """A number in the graph, with the dimensions around it that it may have been computed from.
+    """A number in the graph, with the dimensions it may have been computed from.
 
     Attributes:
         node: name of the operation.
         argument: its schema argument.
         value: the number.
-        around: dimensions of the operands, and those just summed over.
+        around: dimensions of the operands.
+        summed: dimensions summed over shortly before.
+        embedded: whether it multiplies what an embedding returned.
+        feeds: whether the result goes straight into a linear layer or matrix product.
     """
 
     node: str
     argument: str
     value: float
     around: list[Dim]
+    summed: list[Summed]
+    embedded: bool
+    feeds: bool
 
 
 @dataclass
@@ -87,6 +109,13 @@ def walk(captured: Captured, inputs: Sequence[Tensor], ties: Ties) -> None:
     ties.walks.append(walker.found)
 
 
+SCALED = {
+    "mul": ("other", "self"), "div": ("other",), "true_divide": ("other",), "add": ("alpha",), "sub": ("alpha",),
+    "addcmul": ("value",), "scaled_dot_product_attention": ("scale",), "multiply": ("other",), "divide": ("other",),
+}  # fmt: skip
+FED = {"linear", "matmul", "mm", "bmm", "addmm"}
+
+
 class _Walker(fx.Interpreter):
     """Interprets the graph; beside each value it keeps the :class:`Traced` view of it."""
 
@@ -95,10 +124,12 @@ class _Walker(fx.Interpreter):
         for name, module in captured.modules.items():
             register(root, name, module)
         super().__init__(root, graph=captured.graph)
+        self.captured = captured
         self.tensors = {name: tensor.detach().clone() for name, tensor in captured.tensors.items()}
         self.ties = ties
         self.traced: dict[fx.Node, Any] = {}
-        self.contracted: dict[fx.Node, list[Dim]] = {}
+        self.summed: dict[fx.Node, list[Summed]] = {}
+        self.constant: set[fx.Node] = set()
         self.found = Walk()
 
     def fetch_attr(self, target: str) -> Any:
@@ -116,6 +147,8 @@ class _Walker(fx.Interpreter):
             if not isinstance(result, Tensor):
                 return result
             name = str(node.target)
+            if result.numel() == 1 and not isinstance(self.captured.tensors[name], torch.nn.Parameter):
+                self.constant.add(node)
             return Traced(tuple(result.shape), self.ties.dims[name], (name, tuple(range(result.dim()))))
         if node.op == "output":
             self._outputs(node)
@@ -139,7 +172,7 @@ class _Walker(fx.Interpreter):
             unused=_unused(node, len(tensors)),
         )
         if not tensors:
-            freeze_all(call.tensors(), f"its values decide what the code does ({call.name})")
+            self._decides(call)
             return result
         found = self._apply(node.target, call)
         if found is None:
@@ -149,6 +182,14 @@ class _Walker(fx.Interpreter):
         self.ties.reads.update(call.reads)
         self._note_scalars(node, call)
         return _assemble(result, found, self._origin(call))
+
+    @staticmethod
+    def _decides(call: Call) -> None:
+        """A plain number was made of a tensor: of one of its sizes, or of its values."""
+        if call.name == "sym_size":
+            freeze(call.arg["self"].dims[call.arg["dim"]], "its size is used as a number")
+        else:
+            freeze_all(call.tensors(), f"its values decide what the code does ({call.name})")
 
     def _apply(self, target: torch._ops.OpOverload, call: Call) -> list[Sequence[Dim]] | None:
         rule = RULES.get(call.name)
@@ -184,34 +225,44 @@ class _Walker(fx.Interpreter):
         name, before = source.origin
         return name, tuple(before[d] for d in order)
 
+    # --- numbers that may be derived from a width ---
+
     def _note_scalars(self, node: fx.Node, call: Call) -> None:
         """Remember numbers that multiply or divide, with the dimensions they could be about."""
-        summed = [d for n in node.all_input_nodes for d in self.contracted.get(n, [])]
+        before = [s for n in node.all_input_nodes for s in self.summed.get(n, [])]
         if call.contracted:
-            self.contracted[node] = call.contracted
-        elif call.name in ("mul", "div", "add", "masked_fill", "to", "view", "softmax", "true_divide", "sub"):
-            self.contracted[node] = summed
-        arguments = {
-            "mul": ["other"],
-            "div": ["other"],
-            "true_divide": ["other"],
-            "scaled_dot_product_attention": ["scale"],
-        }
-        for argument in arguments.get(call.name, []):
-            value, where = call.arg.get(argument), (node.name, argument)
-            if isinstance(value, Traced) and not value.shape:
-                value, where = self._filled(node)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                around = [d for t in call.tensors() for d in t.dims] + summed
-                self.found.scalars.append(Scalar(*where, float(value), around))
+            weights = bool(call.reads)
+            self.summed[node] = [Summed(dim, weights) for dim in call.contracted]
+        elif call.name not in ("softmax", "layer_norm", "batch_norm"):
+            self.summed[node] = [Summed(s.dim, s.weights, s.ago + 1) for s in before if s.ago < 6 and not s.weights]
+        if self._is_constant(node):
+            self.constant.add(node)
+            return
+        for argument in SCALED.get(call.name, ()):
+            value = self._number(node, argument, call.arg.get(argument))
+            if value is not None:
+                around = [d for t in call.tensors() for d in t.dims]
+                names = [_name(n) for n in node.all_input_nodes], [_name(n) for n in node.users]
+                scalar = Scalar(
+                    node.name, argument, value, around, before, "embedding" in names[0], bool(FED & {*names[1]})
+                )
+                self.found.scalars.append(scalar)
 
-    @staticmethod
-    def _filled(node: fx.Node) -> tuple[Any, tuple[str, str]]:
-        """The number behind an operand that ``full([], number)`` made."""
-        other = node.args[1] if len(node.args) > 1 else None
-        if isinstance(other, fx.Node) and getattr(other.target, "__name__", "") == "full.default":
-            return other.args[1], (other.name, "fill_value")
-        return None, ("", "")
+    def _is_constant(self, node: fx.Node) -> bool:
+        """Whether a node is computed from constants alone."""
+        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            return False
+        return all(n in self.constant for n in node.all_input_nodes)
+
+    def _number(self, node: fx.Node, argument: str, value: Any) -> float | None:
+        """An argument as a number: written in the graph, or a constant tensor of one element."""
+        given = arguments_of(node).get(argument)
+        if isinstance(given, fx.Node):
+            tensor: Any = self.env.get(given)
+            single = given in self.constant and isinstance(tensor, Tensor) and tensor.numel() == 1
+            return float(tensor) if single and tensor.is_floating_point() else None
+        plain = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if plain and argument in arguments_of(node) else None
 
     def _known(self, node: fx.Node) -> Any:
         return self.traced[node]
@@ -242,6 +293,10 @@ class _Walker(fx.Interpreter):
                 mark(dim, "outputs")
             else:
                 freeze(dim, "an output of the model")
+
+
+def _name(node: fx.Node) -> str:
+    return operator_name(node.target) if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def operator_name(target: torch._ops.OpOverload) -> str:

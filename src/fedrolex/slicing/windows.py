@@ -154,12 +154,14 @@ class Window(Mapping[str, Span]):
     @staticmethod
     def decode(data: Mapping[str, Any]) -> Window:
         """Inverse of :meth:`encode`."""
+        if not isinstance(data, Mapping):
+            raise FedrolexError(f"not a window: {data!r}")
         spans: dict[str, Span] = {}
         for name, value in data.items():
             match value:
-                case [int(start), int(width), int(full)]:
+                case [int(start), int(width), int(full)] if bool not in map(type, value):
                     spans[name] = Run(start, width, full)
-                case {"pick": [*chosen], "size": int(full)} if all(isinstance(i, int) for i in chosen):
+                case {"pick": [*chosen], "size": int(full)} if all(type(i) is int for i in chosen):
                     spans[name] = Pick(tuple(chosen), full)
                 case _:
                     raise FedrolexError(f"not a window for axis {name}: {value!r}")

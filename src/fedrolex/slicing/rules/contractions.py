@@ -109,7 +109,7 @@ def _mark_heads(a: Traced, b: Traced, batch: int) -> None:
             mark(a.dims[-back], "heads")
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", "inner")
+@rule("matmul", "mm", "bmm", "mv", "dot", "vdot", "inner")
 def matmul(call: Call) -> Dims:
     other = next(call.arg[name] for name in ("other", "mat2", "vec", "tensor") if name in call.arg)
     return _matmul(call, call.arg["self"], other)
@@ -168,8 +168,8 @@ def _attention_batch(q: Traced, k: Traced, v: Traced, place: int) -> Dim:
 @rule("einsum")
 def einsum(call: Call) -> Dims:
     """Letters are dimensions: equal letters are tied, letters missing on the right are summed over."""
-    equation = call.arg["equation"].replace(" ", "")
     operands: list[Traced] = list(call.arg["tensors"])
+    equation = _spelled_out(call.arg["equation"].replace(" ", ""), operands)
     left, _, right = equation.partition("->")
     terms = left.split(",")
     if "." in equation or "->" not in equation or any(len(set(term)) < len(term) for term in terms):
@@ -187,10 +187,24 @@ def einsum(call: Call) -> Dims:
                 call.contract(operand, place)
                 if all(other.origin is None for other in operands):
                     mark(operand.dims[place], "qk")
-    for letter in right:
-        if sum(letter in term for term in terms) > 1 and len(terms) > 1 and set(left) - set(right) - {","}:
+    shared = [letter for letter in right if len(terms) == 2 and all(letter in term for term in terms)]
+    apart = [{*term} & {*right} - {*shared} for term in terms]
+    if len(terms) == 2 and all(apart) and {*left} - {*right} - {","}:
+        for letter in shared:
             mark(letters[letter], "heads")
     return [letters[letter] for letter in right]
+
+
+def _spelled_out(equation: str, operands: Sequence[Traced]) -> str:
+    """The equation with ``...`` written as capital letters, aligned from the right."""
+    left, arrow, right = equation.partition("->")
+    terms = []
+    longest = 0
+    for term, operand in zip(left.split(","), operands, strict=True):
+        extra = len(operand.dims) - len(term.replace("...", ""))
+        longest = max(longest, extra if "..." in term else 0)
+        terms.append(term.replace("...", "ZYXWVUTS"[:extra][::-1]) if "..." in term else term)
+    return ",".join(terms) + arrow + right.replace("...", "ZYXWVUTS"[:longest][::-1])
 
 
 def _opaque_einsum(call: Call, operands: Sequence[Traced]) -> Dims:
@@ -247,6 +261,40 @@ def recurrent(call: Call) -> Result:
 
 def _both_ways(hidden: Dim, directions: int) -> Dim:
     return find(hidden) if directions == 1 else concat([hidden, hidden])
+
+
+@rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def recurrent_cell(call: Call) -> Result:
+    x, states = call.arg["input"], call.arg["hx"]
+    states = [states] if isinstance(states, Traced) else list(states)
+    hidden = states[0].dims[-1]
+    for state in states[1:]:
+        unify(state.dims[-1], hidden)
+        unify(state.dims[0], states[0].dims[0])
+    weights = [call.arg[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh") if call.arg[name] is not None]
+    _gates(weights, hidden, GATES[call.name.removesuffix("_cell")])
+    unify(call.contract(call.arg["w_ih"], 1), x.dims[-1])
+    unify(call.contract(call.arg["w_hh"], 1), hidden)
+    outs = [list(states[0].dims) for _ in call.shapes]
+    return outs if len(outs) > 1 else outs[0]
+
+
+@rule("tensordot")
+def tensordot(call: Call) -> Dims:
+    a, b = call.arg["self"], call.arg["other"]
+    left = [wrap(d, len(a.dims)) for d in call.arg["dims_self"]]
+    right = [wrap(d, len(b.dims)) for d in call.arg["dims_other"]]
+    for d, e in zip(left, right, strict=True):
+        unify(call.contract(a, d), call.contract(b, e))
+    return [*(x for d, x in enumerate(a.dims) if d not in left), *(x for d, x in enumerate(b.dims) if d not in right)]
+
+
+@rule("cdist", "_cdist_forward")
+def cdist(call: Call) -> Dims:
+    a, b = call.arg["x1"], call.arg["x2"]
+    unify(call.contract(a, len(a.dims) - 1), call.contract(b, len(b.dims) - 1))
+    batch = broadcast([Traced(t.shape[:-2], t.dims[:-2]) for t in (a, b)], call.shapes[0][:-2])
+    return [*batch, a.dims[-2], b.dims[-2]]
 
 
 @rule("_weight_norm")

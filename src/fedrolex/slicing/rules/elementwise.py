@@ -20,11 +20,12 @@ def pointwise(call: Call) -> Dims:
     "hardsigmoid", "hardswish", "hardtanh", "identity", "leaky_relu", "lift_fresh", "lift_fresh_copy",
     "log_sigmoid", "logit", "mish", "native_dropout", "normal_like", "ones_like", "prelu_like", "rand_like",
     "randn_like", "relu", "relu6", "rrelu", "rrelu_with_noise", "selu", "sigmoid", "silu", "softplus",
-    "softsign", "square", "tanh", "to", "_to_copy", "type_as", "zeros_like", "zero", "fill", "nan_to_num",
+    "softsign", "square", "tanh", "to", "_to_copy", "zeros_like", "zero", "fill", "nan_to_num",
     "uniform", "normal", "threshold", "bitwise_not", "logical_not", "masked_fill", "where", "lerp", "rsub",
     "sub", "add", "mul", "div", "pow", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum",
     "copy", "true_divide", "float_power", "floor_divide", "remainder", "addcmul", "addcdiv", "absolute",
-    "__and__", "__or__", "__xor__", "__lshift__", "__rshift__",
+    "exponential", "random", "geometric", "log_normal", "cauchy", "real", "imag", "conj", "_conj", "complex",
+    "resolve_conj", "resolve_neg", "conj_physical", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__",
 )  # fmt: skip
 def same(call: Call) -> Result:
     """Elementwise, whatever the operator's tags say."""
@@ -32,6 +33,32 @@ def same(call: Call) -> Result:
         first = broadcast([t for t in call.tensors() if t.shape == call.shapes[0]], call.shapes[0])
         return [first if shape == call.shapes[0] else fixed(shape, call.name) for shape in call.shapes]
     return pointwise(call)
+
+
+@rule("type_as")
+def type_as(call: Call) -> Dims:
+    return list(call.arg["self"].dims)
+
+
+@rule("view_as_real", "view_as_complex")
+def as_pairs(call: Call) -> Dims:
+    """Complex numbers are pairs in a last dimension of two."""
+    x = call.arg["self"]
+    if call.name == "view_as_real":
+        return [*x.dims, Unknown(2, "real and imaginary part")]
+    freeze(x.dims[-1], "real and imaginary part")
+    return list(x.dims[:-1])
+
+
+@rule("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_irfft2", "fft_fftn",
+      "fft_ifftn", "fft_rfftn", "fft_irfftn")  # fmt: skip
+def fourier(call: Call) -> Dims:
+    x = call.arg["self"]
+    dims = call.arg.get("dim")
+    along = {wrap(d, len(x.dims)) for d in _listed(dims)} if dims is not None else set(range(len(x.dims)))
+    for d in along:
+        freeze(x.dims[d], f"the order of its indices matters to {call.name}")
+    return [Unknown(n, call.name) if d in along else x.dims[d] for d, n in enumerate(call.shapes[0])]
 
 
 @rule("prelu")
@@ -215,6 +242,15 @@ def embedding(call: Call) -> Dims:
     if weight.origin is not None:
         call.reads.append((weight.origin[0], weight.origin[1][0]))
     return [*indices.dims, weight.dims[1]]
+
+
+@rule("embedding_bag", "_embedding_bag")
+def embedding_bag(call: Call) -> Result:
+    weight = call.arg["weight"]
+    mark(weight.dims[0], "rows")
+    mark(weight.dims[1], "embedded")
+    first = [Unknown(call.shapes[0][0], "bags"), weight.dims[1]]
+    return [first, *(fixed(shape, "bags") for shape in call.shapes[1:])]
 
 
 @rule("one_hot", "bincount", "histc")

@@ -83,14 +83,27 @@ def _regroup_one(dims: Sequence[Dim], shape: Sequence[int]) -> list[Dim]:
 @rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as", "_reshape_alias")
 def view(call: Call) -> Dims:
     out = regroup(call.arg["self"], call.shapes[0])
+    if "other" in call.arg:
+        for a, b in zip(out, call.arg["other"].dims, strict=True):
+            unify(a, b)
     if "size" in call.arg or "shape" in call.arg:
         call.rewrite["size" if "size" in call.arg else "shape"] = list(out)
     return out
 
 
-@rule("flatten", "squeeze", "unsqueeze", "ravel")
+@rule("flatten", "unsqueeze", "ravel")
 def reshaped(call: Call) -> Dims:
     return regroup(call.arg["self"], call.shapes[0])
+
+
+@rule("squeeze")
+def squeeze(call: Call) -> Dims:
+    """Only what had size one at full width goes: a dimension cut to one index stays."""
+    x, wanted = call.arg["self"], call.arg.get("dim")
+    asked = range(len(x.dims)) if wanted is None else [wrap(d, len(x.dims)) for d in _ints(wanted)]
+    gone = [d for d in asked if x.shape[d] == 1]
+    call.replace = ("squeeze.dims", {"self": x, "dim": gone})
+    return [dim for d, dim in enumerate(x.dims) if d not in gone]
 
 
 @rule("unflatten")
@@ -116,7 +129,7 @@ def permutation_of(call: Call) -> list[int] | None:
     match call.name:
         case "permute":
             return [wrap(d, rank) for d in call.arg["dims"]]
-        case "t" | "numpy_T":
+        case "t" | "numpy_T" | "matrix_H":
             return order[::-1]
         case "mT" | "mH" | "adjoint":
             return [*order[:-2], order[-1], order[-2]]
@@ -139,7 +152,20 @@ def _ints(value: Any) -> list[int]:
     return [value] if isinstance(value, int) else list(value)
 
 
-@rule("permute", "t", "numpy_T", "mT", "mH", "adjoint", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis")
+@rule(
+    "permute",
+    "t",
+    "numpy_T",
+    "matrix_H",
+    "mT",
+    "mH",
+    "adjoint",
+    "transpose",
+    "swapaxes",
+    "swapdims",
+    "movedim",
+    "moveaxis",
+)
 def permute(call: Call) -> Dims:
     order = permutation_of(call)
     assert order is not None
@@ -154,7 +180,10 @@ def expand(call: Call) -> Dims:
     out = free(shape[:new])
     for dim, before, after in zip(x.dims, x.shape, shape[new:], strict=True):
         out.append(dim if before == after else Unknown(after))
-    if call.name != "expand_as":
+    if call.name == "expand_as":
+        for a, b in zip(out, call.arg["other"].dims, strict=True):
+            unify(a, b)
+    else:
         call.rewrite["size"] = list(out)
     return out
 
@@ -236,6 +265,11 @@ def slice_(call: Call) -> Dims:
     if length == total and step == 1:
         call.rewrite.update({"length": x.dims[dim]} if call.name == "narrow" else {"end": ToTheEnd(x.dims[dim])})
         return list(x.dims)
+    if step > 1 and start < step and total % step == 0 and length == total // step and can_divide(x.dims[dim], step):
+        outer, inner = divide(x.dims[dim], step)
+        freeze(inner, "places in a slice with a step")
+        call.rewrite["end"] = ToTheEnd(x.dims[dim])
+        return [*x.dims[:dim], outer, *x.dims[dim + 1 :]]
     if step != 1 or not can_cut(x.dims[dim], start):
         freeze(x.dims[dim], "sliced with a step" if step != 1 else REGROUPED)
         return [*x.dims[:dim], Unknown(length, "slice"), *x.dims[dim + 1 :]]

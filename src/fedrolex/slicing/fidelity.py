@@ -1,0 +1,176 @@
+"""Is the captured graph the module?
+
+Proofs reason about the graph. Before they do, the graph is run beside the module: the same weights, the
+same random numbers, and then outputs, gradients and buffers must agree. What export does not see (a custom
+backward, a buffer that is reassigned, a branch on the batch size) shows here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from fedrolex.slicing.capture import Captured, modes, one_line, quiet, register
+from fedrolex.slicing.inputs import Inputs
+from fedrolex.slicing.program import Program
+
+
+def generic(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of ``state`` in which no floating tensor is constant.
+
+    Weights that vary keep their values; constant ones (norms, zero biases, zero heads, layer scales) get
+    noise around their value. Variances stay positive.
+    """
+    generator = torch.Generator().manual_seed(20220)
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        value = tensor.detach().clone()
+        if value.is_floating_point() and value.numel() > 1 and bool((value == value.flatten()[0]).all()):
+            noise = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value)
+            first = float(value.flatten()[0])
+            if name.endswith("running_var"):
+                value = 0.5 + noise
+            elif abs(first) > 0.05:
+                value = value * (0.5 + noise)
+            else:
+                value = (noise - 0.5) * 0.6
+        result[name] = value
+    return result
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Relative distance ‖a − b‖ / ‖b‖; 0 for equal tensors, NaNs and infinities in the same places included."""
+    if a.shape != b.shape:
+        return float("inf")
+    same = (a == b) | (a.isnan() & b.isnan())
+    if bool(same.all()):
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float("inf")
+    error = float(torch.linalg.vector_norm((a - b)[~same]))
+    scale = float(torch.linalg.vector_norm(b[b.isfinite()]))
+    return error / scale if scale > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """One run: what came out, what it wanted changed, what it changed."""
+
+    structure: Any
+    outputs: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+def unlike(model: nn.Module, captured: Captured, inputs: Inputs, wanted: Mapping[str, bool]) -> str | None:
+    """None where the graph does what the module does in these modes, else what differs, in one line."""
+    module = _run_module(model, inputs, wanted, inputs.values)
+    graph = _run_graph(model, captured, inputs.values)
+    if isinstance(module, str) or isinstance(graph, str):
+        return f"it does not run: {module if isinstance(module, str) else graph}"
+    if graph.structure != module.structure and not captured.left_out:
+        return "it returns something else"
+    for what, found, expected in (
+        ("output", graph.outputs, module.outputs),
+        ("the gradient of", graph.gradients, module.gradients),
+        ("the buffer", graph.buffers, module.buffers),
+    ):
+        for name in {**found, **expected}:
+            if (name in found) != (name in expected):
+                return f"{what} {name} is {'extra' if name in found else 'missing'}"
+            error = distance(found[name], expected[name])
+            if not error <= _tolerance(expected[name]):
+                return f"{what} {name} differs by {error:.1e}"
+    return None
+
+
+def unlike_at_other_sizes(model: nn.Module, captured: Captured, inputs: Inputs, wanted: Mapping[str, bool]) -> bool:
+    """Whether graph and module disagree for one sample more, or for sentences one shorter."""
+    longer = [torch.cat([v, v[:1]]) if v.dim() else v for v in inputs.values]
+    shorter = [v[:, :-1] if v.dim() == 2 and not v.is_floating_point() and v.shape[1] > 2 else v for v in inputs.values]
+    for values in (longer, shorter):
+        module = _run_module(model, inputs, wanted, values)
+        if isinstance(module, str):
+            continue
+        graph = _run_graph(model, captured, values)
+        if isinstance(graph, str):
+            return True
+        pairs = [(graph.outputs.get(name), expected) for name, expected in module.outputs.items()]
+        if any(found is None or not distance(found, expected) <= _tolerance(expected) for found, expected in pairs):
+            return True
+    return False
+
+
+def _tolerance(tensor: Tensor) -> float:
+    return float(torch.finfo(tensor.dtype).eps ** 0.5) if tensor.is_floating_point() else 0.0
+
+
+def _run_module(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool], values: Sequence[Tensor]) -> _Ran | str:
+    try:
+        twin = copy.deepcopy(model)
+    except Exception as failure:
+        return f"the model cannot be copied ({one_line(failure)})"
+    own = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    with torch.no_grad():
+        for name, value in generic(own).items():
+            own[name].copy_(value)
+    twin.zero_grad()
+    with modes(twin, wanted):
+        return _measure(lambda: inputs.call(twin, [v.clone() for v in values]), twin)
+
+
+def _run_graph(model: nn.Module, captured: Captured, values: Sequence[Tensor]) -> _Ran | str:
+    own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    holder = nn.Module()
+    holder.slicing_device, holder.slicing_dtype = _device_and_dtype(own)  # type: ignore[assignment]
+    state = {**{n: t.detach() for n, t in captured.tensors.items() if n not in own}, **generic(own)}
+    for name, value in state.items():
+        original = own.get(name)
+        if isinstance(original, nn.Parameter):
+            register(holder, name, nn.Parameter(value, requires_grad=original.requires_grad))
+        else:
+            register(holder, name, value.clone())
+    for name, region in captured.modules.items():
+        register(holder, name, region)
+    function = Program(captured, {}, (), {}, _device_and_dtype(own)[1]).function({})
+
+    def call() -> Any:
+        return pytree.tree_unflatten(list(function(holder, *(v.clone() for v in values))), captured.out_spec)
+
+    ran = _measure(call, holder)
+    if isinstance(ran, _Ran):
+        for extra in [n for n in ran.buffers if n not in own]:
+            del ran.buffers[extra]
+    return ran
+
+
+def _device_and_dtype(own: Mapping[str, Tensor]) -> tuple[torch.device, torch.dtype]:
+    first = next((t for t in own.values() if t.is_floating_point()), next(iter(own.values())))
+    return first.device, first.dtype
+
+
+def _measure(call: Any, module: nn.Module) -> _Ran | str:
+    try:
+        with torch.random.fork_rng(devices=[]), quiet(), torch.enable_grad():
+            torch.manual_seed(11)
+            leaves, structure = pytree.tree_flatten(call())
+            outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            losses = [(o.double() * _ramp(o)).sum() for o in outputs if o.requires_grad and o.is_floating_point()]
+            if losses:
+                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+    except Exception as failure:
+        return one_line(failure)
+    gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
+    return _Ran(structure, {str(i): o.detach() for i, o in enumerate(outputs)}, gradients, buffers)
+
+
+def _ramp(output: Tensor) -> Tensor:
+    """A fixed weighting of an output, so that its gradient is not the same everywhere."""
+    return torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float64, device=output.device).view(output.shape)
