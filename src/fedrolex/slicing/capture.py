@@ -222,7 +222,7 @@ def _copy(
     if "assert" in name or name == "_guards_fn":
         return
     if name in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
-        _inline(root, node, values, into, detach=name == "wrap_with_set_grad_enabled")
+        _inline(root, node, values, into, gradients=name == "wrap_with_set_grad_enabled")
         return
     if any(isinstance(values.get(n), tuple) for n in node.all_input_nodes):
         _keep_region(node, values, into)
@@ -237,30 +237,30 @@ def _copy(
     values[node].meta = {"dtype": made.dtype} if isinstance(made, Tensor) else {}
 
 
-def _inline(root: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, detach: bool) -> None:
+def _inline(root: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, gradients: bool) -> None:
     place = next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node) and isinstance(values[arg], tuple))
     region, path = values[node.args[place]]  # type: ignore[index]
-    enabled = node.args[0] if detach else node.args[2]
-    if not detach and enabled:
+    enabled = node.args[0] if gradients else node.args[2]
+    if not gradients and enabled:
         raise FedrolexError(
             "the model switches autocast on inside forward: trace it without, and use autocast around it"
         )
     given = [values[arg] if isinstance(arg, fx.Node) else arg for arg in node.args[place + 1 :]]
+    graph = into.graph
+    if gradients:
+        before = graph.call_function(torch.is_grad_enabled)
+        graph.call_function(torch._C._set_grad_enabled, (enabled,))
     inner: dict[fx.Node, Any] = {}
     for below in region.graph.nodes:
         if below.op == "placeholder":
             inner[below] = given.pop(0)
         elif below.op == "output":
-            results = [inner[n] if isinstance(n, fx.Node) else n for n in pytree.tree_leaves(below.args[0])]
+            values[node] = [inner[n] if isinstance(n, fx.Node) else n for n in pytree.tree_leaves(below.args[0])]
         else:
             _copy(root, region, below, inner, into, path)
     into.modules.pop(path[:-1], None)
-    if detach and not enabled:
-        results = [
-            into.graph.call_function(torch.ops.aten.detach.default, (r,)) if isinstance(r, fx.Node) else r
-            for r in results
-        ]
-    values[node] = results
+    if gradients:
+        graph.call_function(torch._C._set_grad_enabled, (before,))
 
 
 def _keep_region(node: fx.Node, values: dict[fx.Node, Any], into: Captured) -> None:

@@ -35,7 +35,8 @@ class Code:
             if not low <= found <= high:
                 name = f"dimension {dim} of {self.inputs.names[place]}"
                 raise ValueError(f"{name} is {found}; this sub-model was traced for {low} to {high}")
-        return self.function(module, *tensors)
+        with torch.set_grad_enabled(torch.is_grad_enabled()):  # restored even if a no_grad region raises
+            return self.function(module, *tensors)
 
 
 class SubModel(nn.Module):

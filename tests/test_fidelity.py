@@ -1,0 +1,473 @@
+"""What export does not see must not become a wrong cut: each case here once did, or nearly."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import residual_axes, same_as_built
+from torch import Tensor, nn
+
+from fedrolex import Axes, FedrolexError, Hints, Rolling, Static, Window, trace
+from fedrolex.slicing import WHOLE, Run
+
+X = torch.randn(3, 10)
+
+
+class Two(nn.Module):
+    """Two linear layers and something in between."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(10, width), nn.Linear(width, 4)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h
+
+    def forward(self, x: Tensor) -> Any:
+        y: Tensor = self.o(self.between(self.a(x)))
+        return y
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+class CustomBackward(Two):
+    def between(self, h: Tensor) -> Tensor:
+        y: Tensor = Straight.apply(h)  # type: ignore[no-untyped-call]
+        return y
+
+
+class Reassigned(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(8))
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        return h - self.mean
+
+
+def test_a_custom_backward_is_not_lost_silently() -> None:
+    with pytest.raises(FedrolexError, match=r"not what the model computes in training: the gradient of a\.\w+ differs"):
+        trace(CustomBackward(), X)
+
+
+def test_a_reassigned_buffer_is_updated_or_the_model_refused() -> None:
+    try:
+        model = Reassigned()
+        axes = trace(model, X)
+    except FedrolexError as error:
+        assert "the buffer mean" in str(error)  # noqa: PT017 - a refusal is the other right answer
+        return
+    cut = axes.cut(model, WHOLE)
+    cut(X)
+    assert bool(cut.get_buffer("mean").any())
+
+
+class DropPath(Two):
+    def between(self, h: Tensor) -> Tensor:
+        return h * (torch.rand(h.shape[0], 1) > 0.1) if self.training else h
+
+
+def test_evaluation_is_not_derived_from_a_graph_that_draws_random_numbers() -> None:
+    model = DropPath()
+    axes = trace(model, X)
+    cut = axes.cut(model, WHOLE)
+    big = torch.randn(200, 10)
+    assert not torch.equal(cut(big), cut(big))
+    assert torch.equal(cut.eval()(big), model.eval()(big))
+
+
+class Averaging(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.steps: Tensor
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def between(self, h: Tensor) -> Tensor:
+        self.steps += 1
+        if self.training:
+            self.mean.mul_(0.9).add_(h.mean(0).detach(), alpha=0.1)
+        return h
+
+
+def test_buffers_change_in_the_modes_in_which_the_model_changes_them() -> None:
+    model = Averaging()
+    cut = trace(model, X).cut(model, WHOLE)
+    cut.eval()(X)
+    assert not bool(cut.get_buffer("mean").any())
+    assert int(cut.get_buffer("steps")) == 1
+    cut.train()(X)
+    assert bool(cut.get_buffer("mean").any())
+
+
+def test_a_norm_kept_in_evaluation_stays_there() -> None:
+    model = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    model[1].eval()
+    axes = trace(model, X)
+    assert [note.what for note in axes.notes] == ["as the model is now: 1 stays in evaluation"]
+    torch.testing.assert_close(axes.cut(model, WHOLE)(X), model(X))
+
+
+def test_a_training_mode_that_cannot_be_traced_is_refused_with_the_way_out() -> None:
+    model = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 4))
+    with pytest.raises(FedrolexError, match=r"Hints\(evaluation_only=True\)"):
+        trace(model, X)
+    axes = trace(model, X, Hints(evaluation_only=True))
+    assert "is evaluation" in axes.notes[0].what
+
+
+class MeanOfWords(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.e, self.o = nn.Embedding(30, width), nn.Linear(width, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        y: Tensor = self.o(self.e(words).sum(1) / words.shape[1])
+        return y
+
+
+def test_a_size_known_only_at_run_time_is_no_width() -> None:
+    """As long as it is wide: 16 words of 16 dimensions."""
+    model = MeanOfWords()
+    axes = trace(model, torch.randint(0, 30, (3, 16)))
+    assert not axes.notes
+    shorter = torch.randint(0, 30, (5, 9))
+    torch.testing.assert_close(axes.cut(model, WHOLE)(shorter), model(shorter))
+    window = Static().window(axes, round=0, capacity="1/2")
+    same_as_built(MeanOfWords, {}, {"width": 8}, window, axes, shorter)
+
+
+class Crowd(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        return self.o(h * 2 if x.shape[0] > 100 else h)
+
+
+def test_a_branch_on_the_batch_size_limits_it() -> None:
+    axes = trace(Crowd(), X)
+    assert [(note.about, note.what) for note in axes.notes] == [("dimension 0 of x", "must be 0 to 100")]
+    with pytest.raises(ValueError, match="dimension 0 of x is 150"):
+        axes.cut(Crowd(), WHOLE)(torch.randn(150, 10))
+
+
+@dataclass
+class Pair:
+    scores: Tensor
+    features: Tensor
+
+
+class ReturnsPair(Two):
+    def __init__(self, also: bool) -> None:
+        super().__init__()
+        self.also = also
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        pair = Pair(self.o(h), h)
+        return (pair.scores, pair) if self.also else pair
+
+
+def test_outputs_that_cannot_be_taken_apart() -> None:
+    with pytest.raises(FedrolexError, match="returns no tensor that can be reached"):
+        trace(ReturnsPair(also=False), X)
+    axes = trace(ReturnsPair(also=True), X)
+    assert [note.what for note in axes.notes] == ["a Pair cannot be taken apart and is left out"]
+    assert axes.axes["o"].kind == "outputs"
+
+
+class TakesDict(Two):
+    def forward(self, x: Any) -> Any:
+        return self.o(self.a(x["image"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "says"),
+    [
+        (TakesDict(), ({"image": X},), "argument x is a dict that holds tensors"),
+        (nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 4)), X, "lazy layers"),
+    ],
+)
+def test_more_refusals(model: nn.Module, example: Any, says: str) -> None:
+    with pytest.raises(FedrolexError, match=says):
+        trace(model, example)
+
+
+class InPlace(Two):
+    def forward(self, x: Tensor) -> Any:
+        return self.o(self.a(x.mul_(2)))
+
+
+def test_tracing_does_not_touch_the_example() -> None:
+    example = X.clone()
+    trace(InPlace(), example)
+    assert torch.equal(example, X)
+
+
+# --- numbers derived from widths ---
+
+
+class Scaled(nn.Module):
+    """h · number, in several spellings, before the last layer."""
+
+    def __init__(self, spelling: str, width: int = 16) -> None:
+        super().__init__()
+        self.spelling = spelling
+        self.a, self.b, self.o = nn.Linear(10, width), nn.Linear(10, width), nn.Linear(width, 4)
+        self.factor = torch.tensor(width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, g = self.a(x), self.b(x)
+        width = h.shape[-1]
+        match self.spelling:
+            case "sum over len":
+                h = h - h.sum(-1, keepdim=True) / width
+            case "rms":
+                h = h * torch.rsqrt(h.square().sum(-1, keepdim=True) / width + 1e-3)
+            case "normalise":
+                h = F.normalize(h, dim=-1) * width**0.5
+            case "scores":
+                h = h * (h.unsqueeze(-2) @ g.unsqueeze(-1)).squeeze(-1).contiguous().neg() / width**0.5
+            case "tensor":
+                h = h * (h @ g.mT / torch.sqrt(torch.tensor(float(width)))).mean(-1, keepdim=True)
+            case "attribute":
+                h = h * ((h @ g.mT) * self.factor).mean(-1, keepdim=True)
+            case "quarter":
+                h = h * ((h * width**-0.25) @ (g * width**-0.25).mT).mean(-1, keepdim=True)
+            case "before":
+                h = h * width**-0.5
+        y: Tensor = self.o(h)
+        return y
+
+
+@pytest.mark.parametrize(
+    "spelling", ["sum over len", "rms", "normalise", "scores", "tensor", "attribute", "quarter", "before"]
+)
+@pytest.mark.parametrize("width", [16, 12])
+def test_every_spelling_of_a_width_follows_it(spelling: str, width: int) -> None:
+    axes = trace(Scaled(spelling, width), X)
+    assert any("own width" in note.what for note in axes.notes), axes.notes
+    window = Rolling().window(axes, round=5, capacity="1/2")
+    args = {"spelling": spelling}
+    same_as_built(Scaled, {**args, "width": width}, {**args, "width": width // 2}, window, axes, X)
+
+
+class Coincidence(nn.Module):
+    def __init__(self, number: float, width: int) -> None:
+        super().__init__()
+        self.number = number
+        self.e, self.m, self.o = nn.Embedding(30, width), nn.Linear(width, width), nn.Linear(width, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        h = self.e(words)
+        y: Tensor = self.o(h + self.number * torch.relu(self.m(h)))
+        return y
+
+
+@pytest.mark.parametrize(("number", "width"), [(0.1, 100), (0.125, 64), (0.25, 16), (2**-0.5, 2)])
+def test_a_number_that_only_happens_to_fit_is_reported_and_kept(number: float, width: int) -> None:
+    axes = trace(Coincidence(number, width), torch.randint(0, 30, (3, 5)))
+    assert all("kept as it is" in note.what for note in axes.notes)
+
+
+# --- cut to one index, other dtypes, what follows the model ---
+
+
+class Squeezed(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.a, self.o = nn.Conv2d(3, width, 1), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.o(F.adaptive_avg_pool2d(self.a(x), 1).squeeze())
+        return y
+
+
+def test_a_dimension_cut_to_one_is_not_squeezed_away() -> None:
+    axes = trace(Squeezed(), torch.randn(3, 3, 4, 4))
+    window = Static().window(axes, round=0, capacity="1/8")
+    assert axes.cut(Squeezed(), window)(torch.randn(3, 3, 4, 4)).shape == (3, 2)
+
+
+class HandWritten(nn.Module):
+    """A recurrent net whose first state has the default dtype."""
+
+    def __init__(self, hidden: int = 6) -> None:
+        super().__init__()
+        self.a, self.b, self.o = nn.Linear(5, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape[0], self.b.in_features)
+        for t in range(3):
+            h = torch.tanh(self.a(x[:, t]) + self.b(h))
+        y: Tensor = self.o(h)
+        return y
+
+
+@pytest.mark.parametrize("build", [HandWritten, lambda: _Lstm()])
+def test_tensors_a_sub_model_makes_follow_its_dtype(build: Any) -> None:
+    model = build()
+    axes = trace(model, torch.randn(2, 3, 5))
+    cut = axes.cut(model, Static().window(axes, round=0, capacity="1/2")).double()
+    assert cut(torch.randn(4, 3, 5).double()).dtype is torch.float64
+
+
+class _Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.o = nn.LSTM(5, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.o(self.rnn(x)[0][:, -1])
+        return y
+
+
+def test_a_cut_has_the_dtype_and_the_frozen_parameters_the_model_has_now() -> None:
+    model, axes = residual_axes()
+    model.double()
+    model.a.weight.requires_grad_(False)
+    cut = axes.cut(model, Rolling().window(axes, round=1, capacity="1/2"))
+    assert cut.get_parameter("stem.weight").dtype is torch.float64
+    assert not cut.get_parameter("a.weight").requires_grad
+    assert cut(torch.randn(2, 3, 8, 8).double()).dtype is torch.float64
+
+
+def test_pickling_is_plain_data_or_a_clear_refusal() -> None:
+    model, axes = residual_axes()
+    copied = pickle.loads(pickle.dumps(axes))
+    assert copied.encode() == axes.encode()
+    with pytest.raises(FedrolexError, match="state_dict"):
+        pickle.dumps(axes.cut(model, WHOLE))
+    assert copy.deepcopy(axes.cut(model, WHOLE))(torch.randn(2, 3, 8, 8)).shape == (2, 5)
+
+
+class Noisy(Two):
+    def between(self, h: Tensor) -> Tensor:
+        return F.gumbel_softmax(F.rrelu(h + 0.1 * torch.randn_like(h), training=self.training)) if self.training else h
+
+
+class Borrowed(Two):
+    """``view_as`` and ``expand_as`` take their sizes from another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b, self.c = nn.Linear(10, 8), nn.Linear(10, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        return self.o(h) + self.o(self.b(x).view_as(h)) + self.o(self.c(x).expand_as(h))
+
+
+class Ellipsis(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Linear(10, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        scores = torch.einsum("...qd,...kd->...qk", self.a(x), self.b(x))
+        return self.o(torch.einsum("...qk,...kd->...qd", scores.softmax(-1), self.b(x)))
+
+
+class Interleaved(Two):
+    """Rotary positions in the interleaved spelling."""
+
+    def between(self, h: Tensor) -> Tensor:
+        even, odd = h[..., ::2], h[..., 1::2]
+        return torch.stack([even * 0.8 - odd * 0.6, even * 0.6 + odd * 0.8], -1).flatten(-2)
+
+
+class Complex(Two):
+    def between(self, h: Tensor) -> Tensor:
+        turned = torch.view_as_complex(h.unflatten(-1, (-1, 2)).contiguous()) * complex(0.8, 0.6)
+        return torch.view_as_real(turned).flatten(-2)
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru, self.o = nn.LSTMCell(10, 8), nn.GRUCell(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.o(self.gru(self.lstm(x)[0]))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("model", "widths"),
+    [
+        (Noisy(), {8}),
+        (Borrowed(), {8}),
+        (Ellipsis(), {8}),
+        (Interleaved(), {4}),
+        (Complex(), {4}),
+        (Cells(), {8, 6}),
+        (nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(10, 8)), nn.ReLU(), nn.Linear(8, 4)), {8}),
+        (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(10, 8)), nn.ReLU(), nn.Linear(8, 4)), {8}),
+    ],
+)
+def test_more_that_can_be_cut(model: nn.Module, widths: set[int]) -> None:
+    x = torch.randn(3, 5, 10) if isinstance(model, Ellipsis) else X
+    axes = trace(model, x)
+    assert {axis.size for axis in axes.cut_axes} == widths
+    cut = axes.cut(model, Window({a.name: Run(1, 1, a.size) for a in axes.cut_axes}))
+    assert cut.eval()(x).shape == model.eval()(x).shape
+
+
+def test_an_input_of_one_row_beside_a_batch_is_left_alone() -> None:
+    class Masked(Two):
+        def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+            return self.o(self.a(x * mask))
+
+    axes = trace(Masked(), (X, torch.ones(1, 10)))
+    assert len(axes.cut_axes) == 1
+
+
+def test_a_module_called_like_a_helper() -> None:
+    model = nn.Sequential()
+    model.add_module("flat", nn.Linear(10, 8))
+    model.add_module("inputs", nn.Linear(8, 4))
+    axes = trace(model, X)
+    assert axes.cut(model, Static().window(axes, round=0, capacity="1/2"))(X).shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format":1,"axes":{"a":{"size":"x","kind":"width"}},"tensors":{},"aliases":{},"frozen":[],"notes":[]}',
+        '{"format":1,"axes":{"a":{"size":-3,"kind":"width"}},"tensors":{},"aliases":{},"frozen":[],"notes":[]}',
+        '{"format":1,"axes":{"a":{"size":3,"kind":"wrong"}},"tensors":{},"aliases":{},"frozen":[],"notes":[]}',
+    ],
+)
+def test_damaged_axes(text: str) -> None:
+    with pytest.raises(FedrolexError, match="damaged"):
+        Axes.loads(text)
+
+
+@pytest.mark.parametrize("data", [[], None, "x", {"a": [True, 1, 2]}, {"a": {"pick": [True], "size": 2}}])
+def test_damaged_windows(data: Any) -> None:
+    with pytest.raises(FedrolexError, match="not a window"):
+        Window.decode(data)
+
+
+def test_damaged_hints() -> None:
+    with pytest.raises(FedrolexError, match="kind 'wrong'"):
+        Hints(kind={"a": "wrong"})  # type: ignore[dict-item]
+    with pytest.raises(FedrolexError, match="scaling"):
+        Hints(scaling="mine")  # type: ignore[arg-type]
