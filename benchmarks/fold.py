@@ -118,14 +118,12 @@ def main() -> None:
     worst = max(float((a[name] - b[name]).abs().max()) for name in a)
     fast = seconds(lambda: ours(axes, state, cohort(), slots), options.repeats)
     slow = seconds(lambda: textbook(axes, state, cohort()), max(3, options.repeats // 5))
-    print(
-        f"{elements / 1e6:.1f} M elements, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.scheme}"
-    )
+    about = f"{torch.get_num_threads()} threads, torch {torch.__version__}, {options.scheme}"
+    print(f"{elements / 1e6:.1f} M elements, {about}")
     print(f"ours      median {statistics.median(fast):.3f} s, {min(fast):.3f} to {max(fast):.3f}")
     print(f"textbook  median {statistics.median(slow):.3f} s, {min(slow):.3f} to {max(slow):.3f}")
-    print(
-        f"largest difference {worst:.1e}; extra memory at the peak {first:.1f} MiB for 10 clients, {second:.1f} MiB for 100"
-    )
+    print(f"largest difference {worst:.1e}")
+    print(f"extra memory at the peak {first:.1f} MiB for 10 clients, {second:.1f} MiB for 100")
     figures = {
         "elements": elements,
         "cut_and_fold_seconds": round(statistics.median(fast), 4),

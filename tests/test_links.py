@@ -121,7 +121,7 @@ def test_missing_weights_are_not_missed_in_the_coverage() -> None:
 
 
 class _Columns(Rolling):
-    def window(self, axes: Axes, *, round: int, capacity: object, client: int = 0) -> Window:  # type: ignore[override]
+    def window(self, axes: Axes, *, round: int, capacity: object, client: int = 0) -> Window:
         return Links(["1/2", "1/2"]).window(axes, round % 2)
 
 

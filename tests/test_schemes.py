@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import comb
 
 import pytest
@@ -26,7 +26,6 @@ from fedrolex import (
     spread,
 )
 from fedrolex.slicing import Axis, Pick, Run, exact, pick, width
-
 
 PINNED = [10, 12, 16, 17, 18, 19, 31, 33, 35, 36, 37, 42, 47, 48, 51, 62]
 
@@ -186,7 +185,8 @@ def test_random_windows_are_uniform() -> None:
 
 def first_coverage(size: int, w: int) -> float:
     """Expected rounds until random windows have covered every node once (inclusion and exclusion)."""
-    return sum((-1) ** (i + 1) * comb(size, i) / (1 - comb(size - i, w) / comb(size, w)) for i in range(1, size + 1))
+    terms = ((-1) ** (i + 1) * comb(size, i) / (1 - comb(size - i, w) / comb(size, w)) for i in range(1, size + 1))
+    return float(sum(terms))
 
 
 @pytest.mark.parametrize(("size", "w", "expected"), [(5, 3, 3.2222), (5, 4, 2.25), (8, 2, 10.3955), (16, 4, 12.5563)])
@@ -288,7 +288,7 @@ def test_a_contiguous_list_becomes_a_run(size: int, data: st.DataObject) -> None
     chosen = data.draw(st.permutations(range(size)).map(lambda order: order[: data.draw(st.integers(1, size))]))
     span = pick(chosen, size)
     assert span.indices().tolist() == chosen
-    contiguous = all((a + 1) % size == b for a, b in zip(chosen, chosen[1:], strict=False))
+    contiguous = all((a + 1) % size == b for a, b in pairwise(chosen))
     assert isinstance(span, Run) == contiguous
     assert Window.decode(Window({"k": span}).encode()) == Window({"k": span})
 

@@ -28,6 +28,10 @@ EXPECTED = {
 }  # fmt: skip
 
 
+# Refused for good reasons, each with one line that says so.
+REFUSED = {"opt": "data-dependent"}
+
+
 def call(model: nn.Module, example: Any) -> list[Tensor]:
     out = model(**example) if isinstance(example, Mapping) else model(example)
     return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
@@ -75,7 +79,7 @@ def check(name: str, entry: zoo.Entry) -> Axes:
 def gradients(model: nn.Module, example: Any) -> set[str]:
     model.zero_grad()
     outputs = [out for out in call(model, example) if out.requires_grad]
-    torch.stack([out.square().sum() for out in outputs]).sum().backward()
+    torch.stack([out.square().sum() for out in outputs]).sum().backward()  # type: ignore[no-untyped-call]
     return {n for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -91,8 +95,8 @@ def test_a_model_nobody_here_wrote(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(zoo.MORE))
 def test_many_more(name: str) -> None:
-    try:
+    if name in REFUSED:
+        with pytest.raises(FedrolexError, match=REFUSED[name]):
+            check(name, zoo.MORE[name])
+    else:
         check(name, zoo.MORE[name])
-    except FedrolexError as error:
-        assert "\n" not in str(error)
-        pytest.xfail(f"refused: {error}")

@@ -5,14 +5,13 @@ Each entry is a function that returns (model, example).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 
 Entry = Callable[[], tuple[nn.Module, Any]]
 
@@ -33,7 +32,7 @@ def timm(name: str, size: int = 64, **kwargs: Any) -> tuple[nn.Module, Any]:
     return import_module("timm").create_model(name, pretrained=False, **kwargs), image(size)
 
 
-def hugging(model: str, config: str, names: tuple[str, ...] = ("input_ids",), **kwargs: Any) -> tuple[nn.Module, Any]:
+def hugging(model: str, config: str, *, names: Sequence[str] = ("input_ids",), **kwargs: Any) -> tuple[nn.Module, Any]:
     transformers = import_module("transformers")
     settings = getattr(transformers, config)(**kwargs)
     return getattr(transformers, model)(settings), {name: tokens() for name in names}
@@ -94,50 +93,71 @@ HUGGING: dict[str, Entry] = {
     ),
 }  # fmt: skip
 
+TINY: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+GROUPED: dict[str, Any] = {**TINY, "num_key_value_heads": 2}
+SHORT: dict[str, Any] = {**TINY, "max_position_embeddings": 16}
+
 MORE: dict[str, Entry] = {
     "alexnet": partial(vision, "alexnet"),
     "mnasnet0_5": partial(vision, "mnasnet0_5"),
     "mobilenet_v2": partial(vision, "mobilenet_v2"),
-    "inception_v3": partial(vision, "inception_v3", size=80, init_weights=False),
+    "inception_v3": partial(vision, "inception_v3", size=128, init_weights=False),
     "maxvit_t": partial(vision, "maxvit_t", size=224),
     "swin_v2_t": partial(vision, "swin_v2_t"),
     "efficientnet_v2_s": partial(vision, "efficientnet_v2_s"),
     "wide_resnet50_2": partial(vision, "wide_resnet50_2"),
     **{
-        name: partial(timm, name, **kwargs)
-        for name, kwargs in {
-            "resnest14d": {}, "xcit_nano_12_p16_224": {"img_size": 64}, "levit_128s": {"size": 224},
-            "coatnet_0_rw_224": {"size": 224}, "deit_tiny_patch16_224": {"img_size": 64},
-            "beit_base_patch16_224": {"img_size": 64}, "cait_xxs24_224": {"img_size": 64},
-            "edgenext_xx_small": {}, "efficientformer_l1": {"size": 224}, "mobileone_s0": {}, "rexnet_100": {},
-            "selecsls42": {}, "tresnet_m": {}, "vovnet39a": {}, "visformer_tiny": {"img_size": 64},
-            "pvt_v2_b0": {}, "twins_svt_small": {"img_size": 64}, "convit_tiny": {"size": 224},
-            "gmlp_ti16_224": {"img_size": 64}, "resmlp_12_224": {"img_size": 64}, "fastvit_t8": {},
-            "repvit_m1": {}, "inception_next_tiny": {}, "hardcorenas_a": {}, "lcnet_050": {}, "dpn68": {},
-            "darknet53": {}, "ese_vovnet19b_dw": {}, "gernet_s": {}, "eca_nfnet_l0": {}, "lambda_resnet26t": {"size": 128},
-            "halonet26t": {"size": 128}, "botnet26t_256": {"size": 256}, "volo_d1_224": {"img_size": 64},
-            "focalnet_tiny_srf": {}, "nest_tiny": {"img_size": 64}, "tnt_s_patch16_224": {"img_size": 64}, "crossvit_tiny_240": {"size": 240},
-            "mvitv2_tiny": {"size": 224}, "davit_tiny": {"size": 64}, "gcvit_xxtiny": {"size": 224}, "hiera_tiny_224": {"size": 224},
-            "starnet_s1": {}, "mambaout_femto": {}, "rdnet_tiny": {}, "efficientvit_b0": {}, "sequencer2d_s": {"size": 224}, "tiny_vit_5m_224": {"size": 224},
-            "mobilenetv4_conv_small": {}, "eva02_tiny_patch14_224": {"size": 224},
-        }.items()
+        name: partial(timm, name)
+        for name in (
+            "resnest14d", "edgenext_xx_small", "mobileone_s0", "rexnet_100", "selecsls42", "tresnet_m", "vovnet39a",
+            "pvt_v2_b0", "fastvit_t8", "repvit_m1", "inception_next_tiny", "hardcorenas_a", "lcnet_050", "dpn68",
+            "darknet53", "ese_vovnet19b_dw", "gernet_s", "eca_nfnet_l0", "focalnet_tiny_srf", "starnet_s1",
+            "mambaout_femto", "rdnet_tiny", "efficientvit_b0", "mobilenetv4_conv_small", "davit_tiny",
+        )
     },
     **{
-        name: partial(hugging, model, config, **kwargs)
-        for name, model, config, kwargs in [
-            ("distilbert", "DistilBertForMaskedLM", "DistilBertConfig", {"vocab_size": 50, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 16}),
-            ("roberta", "RobertaForMaskedLM", "RobertaConfig", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 20}),
-            ("opt", "OPTForCausalLM", "OPTConfig", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64, "max_position_embeddings": 16, "word_embed_proj_dim": 32}),
-            ("gptneox", "GPTNeoXForCausalLM", "GPTNeoXConfig", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 16}),
-            ("mistral", "MistralForCausalLM", "MistralConfig", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}),
-            ("qwen2", "Qwen2ForCausalLM", "Qwen2Config", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}),
-            ("qwen3", "Qwen3ForCausalLM", "Qwen3Config", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}),
-            ("gemma", "GemmaForCausalLM", "GemmaConfig", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}),
-            ("phi", "PhiForCausalLM", "PhiConfig", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}),
-            ("bloom", "BloomForCausalLM", "BloomConfig", {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
-            ("gptj", "GPTJForCausalLM", "GPTJConfig", {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 16}),
-            ("albert", "AlbertForMaskedLM", "AlbertConfig", {"vocab_size": 50, "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 16}),
-            ("electra", "ElectraForMaskedLM", "ElectraConfig", {"vocab_size": 50, "embedding_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 16}),
-        ]
+        name: partial(timm, name, img_size=64)
+        for name in (
+            "xcit_nano_12_p16_224", "deit_tiny_patch16_224", "beit_base_patch16_224", "cait_xxs24_224",
+            "visformer_tiny", "twins_svt_small", "gmlp_ti16_224", "resmlp_12_224", "volo_d1_224", "nest_tiny",
+            "tnt_s_patch16_224",
+        )
     },
+    **{
+        name: partial(timm, name, size=size)
+        for name, size in (
+            ("levit_128s", 224), ("coatnet_0_rw_224", 224), ("efficientformer_l1", 224), ("convit_tiny", 224),
+            ("lambda_resnet26t", 128), ("halonet26t", 256), ("botnet26t_256", 256), ("crossvit_tiny_240", 240),
+            ("mvitv2_tiny", 224), ("gcvit_xxtiny", 224), ("hiera_tiny_224", 224), ("sequencer2d_s", 224),
+            ("tiny_vit_5m_224", 224), ("eva02_tiny_patch14_224", 224),
+        )
+    },
+    "distilbert": partial(
+        hugging, "DistilBertForMaskedLM", "DistilBertConfig", vocab_size=50, dim=32, n_layers=2, n_heads=4,
+        hidden_dim=64, max_position_embeddings=16,
+    ),
+    "roberta": partial(hugging, "RobertaForMaskedLM", "RobertaConfig", **{**TINY, "max_position_embeddings": 20}),
+    "electra": partial(hugging, "ElectraForMaskedLM", "ElectraConfig", embedding_size=32, **SHORT),
+    "albert": partial(hugging, "AlbertForMaskedLM", "AlbertConfig", embedding_size=16, **SHORT),
+    "gptneox": partial(hugging, "GPTNeoXForCausalLM", "GPTNeoXConfig", **SHORT),
+    "mistral": partial(hugging, "MistralForCausalLM", "MistralConfig", **GROUPED),
+    "qwen2": partial(hugging, "Qwen2ForCausalLM", "Qwen2Config", **GROUPED),
+    "qwen3": partial(hugging, "Qwen3ForCausalLM", "Qwen3Config", head_dim=8, **GROUPED),
+    "gemma": partial(hugging, "GemmaForCausalLM", "GemmaConfig", head_dim=8, **GROUPED),
+    "phi": partial(hugging, "PhiForCausalLM", "PhiConfig", **TINY),
+    "bloom": partial(hugging, "BloomForCausalLM", "BloomConfig", vocab_size=50, hidden_size=32, n_layer=2, n_head=4),
+    "gptj": partial(
+        hugging, "GPTJForCausalLM", "GPTJConfig", vocab_size=50, n_embd=32, n_layer=2, n_head=4, rotary_dim=8,
+        n_positions=16,
+    ),
+    "opt": partial(
+        hugging, "OPTForCausalLM", "OPTConfig", vocab_size=50, hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=4, ffn_dim=64, max_position_embeddings=16, word_embed_proj_dim=32,
+    ),
 }  # fmt: skip
