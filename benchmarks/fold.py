@@ -2,14 +2,15 @@
 
 Ten clients, two of each capacity (1, 1/2, 1/4, 1/8, 1/16), PreResNet18: 29.8 M elements go out and come
 back. Ours uses strided blocks; the textbook version gathers with a mesh of indices, adds values and ones
-with indexed adds, and divides. Both run in turn, in one process; medians over repeats are printed.
+with indexed adds, and divides. Both run in turn, in one process; medians over the pairs are printed.
 
-    python benchmarks/fold.py [--repeats 15] [--scheme rolling|random]
+    python benchmarks/fold.py [--pairs 9] [--scheme rolling|random]
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
 import time
@@ -59,21 +60,18 @@ def textbook(axes: Axes, state: Mapping[str, Tensor], windows: list[Window]) -> 
     return new
 
 
-def seconds(work: Callable[[], object], repeats: int) -> list[float]:
-    """Wall-clock seconds of each of several runs, after one that does not count."""
+def seconds(work: Callable[[], object]) -> float:
+    """Wall-clock seconds of one run."""
+    start = time.perf_counter()
     work()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return times
+    return time.perf_counter() - start
 
 
 def peak_growth(
     axes: Axes, state: Mapping[str, Tensor], slot: dict[str, Tensor], window: Window, clients: int
 ) -> float:
     """MiB of memory above what is held before that a cohort of full-size clients needs at its peak."""
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_memory()
     fold = Fold(axes, state)
@@ -92,7 +90,7 @@ def peak_memory() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--scheme", choices=["rolling", "random"], default="rolling")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -116,8 +114,10 @@ def main() -> None:
 
     a, b = ours(axes, state, windows, slots), textbook(axes, state, windows)
     worst = max(float((a[name] - b[name]).abs().max()) for name in a)
-    fast = seconds(lambda: ours(axes, state, cohort(), slots), options.repeats)
-    slow = seconds(lambda: textbook(axes, state, cohort()), max(3, options.repeats // 5))
+    fast, slow = [], []
+    for _ in range(options.pairs):
+        fast.append(seconds(lambda: ours(axes, state, cohort(), slots)))
+        slow.append(seconds(lambda: textbook(axes, state, cohort())))
     about = f"{torch.get_num_threads()} threads, torch {torch.__version__}, {options.scheme}"
     print(f"{elements / 1e6:.1f} M elements, {about}")
     print(f"ours      median {statistics.median(fast):.3f} s, {min(fast):.3f} to {max(fast):.3f}")

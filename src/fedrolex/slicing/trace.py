@@ -153,10 +153,10 @@ class _Trace:
                 raise failure from failure.__cause__
             remedy = "evaluation can be traced: Hints(evaluation_only=True), or --evaluation-only, cuts that"
             raise FedrolexError(f"{failure}; {remedy}") from failure
-        evaluation_ = evaluation_of(training)
-        if evaluation_ is None or unlike(self.model, evaluation_, self.inputs, off) is not None:
-            evaluation_ = self._checked(self._graph(off), off, "in evaluation")
-        return {True: training, False: evaluation_}
+        switched = evaluation_of(training)
+        if switched is None or unlike(self.model, switched, self.inputs, off) is not None:
+            switched = self._checked(self._graph(off), off, "in evaluation")
+        return {True: training, False: switched}
 
     def _graph(self, modes: Mapping[str, bool]) -> Captured:
         return self._canonical(capture(self.model, self.inputs, modes))
@@ -248,9 +248,9 @@ class _Trace:
             notes.append(Note(scale.node, f"{scale.value:.6g} = {power}size of {show(scale.axis)}: {does}"))
         for name, count in self.ties.unknown.items():
             notes.append(Note(name, f"no rule for this operator ({count} uses): what it touches is frozen"))
-        if self.ties.exposed:
-            what = f"{self.ties.exposed} inner values are returned too: sub-models return narrower ones"
-            notes.append(Note("outputs", what))
+        exposed = max(len(one.exposed) for one in self.ties.walks)
+        if exposed:
+            notes.append(Note("outputs", f"inner values are returned too ({exposed}): sub-models return narrower ones"))
         for mode in dict.fromkeys(self.modes.values()):
             notes.extend(Note("outputs", f"a {kind} cannot be taken apart and is left out") for kind in mode.left_out)
             for (place, dim), (low, high) in mode.limits.items():

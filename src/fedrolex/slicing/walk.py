@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,11 +73,15 @@ class Walk:
         edits: node name to the constants that are really widths.
         scalars: numbers that might be derived from a width.
         kept: the flat outputs that keep their shape.
+        exposed: the flat outputs that are intermediate values, cut with the model.
+        unknown: operators without a rule that froze their operands, and how often.
     """
 
     edits: dict[str, Edit] = field(default_factory=dict)
     scalars: list[Scalar] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
+    exposed: list[int] = field(default_factory=list)
+    unknown: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -86,16 +91,20 @@ class Ties:
     Attributes:
         dims: dimensions of every tensor by its name.
         reads: (tensor, dimension) pairs that are contracted over.
-        unknown: operators without a rule that froze their operands, and how often.
-        exposed: outputs that are intermediate values, cut with the model.
         walks: what belongs to each graph, in the order they were walked.
     """
 
     dims: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     reads: set[tuple[str, int]] = field(default_factory=set)
-    unknown: dict[str, int] = field(default_factory=dict)
-    exposed: int = 0
     walks: list[Walk] = field(default_factory=list)
+
+    @property
+    def unknown(self) -> Counter[str]:
+        """Operators without a rule, and how often the graph that uses them most does."""
+        merged: Counter[str] = Counter()
+        for one in self.walks:
+            merged |= one.unknown
+        return merged
 
 
 def walk(captured: Captured, inputs: Sequence[Tensor], ties: Ties) -> None:
@@ -213,7 +222,7 @@ class _Walker(fx.Interpreter):
         operands = [t for v in values for t in (v if isinstance(v, list | tuple) else [v]) if isinstance(t, Traced)]
         if operands:
             freeze_all(operands, f"no rule for {name}")
-            self.ties.unknown[name] = self.ties.unknown.get(name, 0) + 1
+            self.found.unknown[name] += 1
         return _view(result, lambda t: fixed(t.shape, f"made by {name}"))
 
     @staticmethod
@@ -278,7 +287,7 @@ class _Walker(fx.Interpreter):
                 continue
             terminal = all(user.op == "output" for user in leaf.users)
             if self.found.kept and not terminal:
-                self.ties.exposed += 1
+                self.found.exposed.append(place)
                 continue
             self.found.kept.append(place)
             self._keep(traced)
