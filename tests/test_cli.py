@@ -40,7 +40,15 @@ def test_a_mistake_from_the_shell_is_one_line_and_exit_status_2() -> None:
 def test_slice_prints_axes_sizes_and_the_proof() -> None:
     result = CliRunner().invoke(app, ["slice", MODEL, "--input", "2x3x32x32"])
     assert result.exit_code == 0, result.output
-    for text in ("stream3", "inner2.1", "11,172,170", "44,510", "0.40%", "proved: 12 axes", "stem.weight:1: an input"):
+    for text in (
+        "stream3",
+        "inner2.1",
+        "11,172,170",
+        "44,510",
+        "0.40%",
+        "proved: 12 axes",
+        "stem.weight:1: tied to an input",
+    ):
         assert text in result.output
 
 

@@ -63,7 +63,7 @@ def test_one_captured_step_serves_every_round_of_a_capacity() -> None:
     windows = [Rolling().window(axes, round=j, capacity="1/8") for j in (0, 40, 300)]
     slot = axes.cut(model, windows[0]).train()
     x, y = torch.randn(10, 3, 32, 32, device="cuda"), torch.randint(0, 10, (10,), device="cuda")
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
             step(slot, x, y)

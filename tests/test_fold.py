@@ -50,7 +50,7 @@ def test_a_smaller_shape_does_not_broadcast() -> None:
     axes = hand_made({"out": 4, "in": 3}, {"w": ["out", "in"]})
     base = {"w": torch.randn(4, 3)}
     fold = Fold(axes, base)
-    with pytest.raises(FedrolexError, match=r"client 'liar': w has shape \(1, 3\); the traced model's has \(4, 3\)"):
+    with pytest.raises(FedrolexError, match=r"client 'liar': w has shape \(1, 3\); the whole model's has \(4, 3\)"):
         fold.add("liar", {"w": torch.ones(1, 3)}, WHOLE)
     assert torch.equal(fold.average()["w"], base["w"])
 
@@ -322,8 +322,11 @@ def test_a_client_counts_once() -> None:
         (lambda: Fold(MATRIX, base_of(MATRIX), normaliser="mean"), "normaliser"),  # type: ignore[arg-type]
         (lambda: Fold(MATRIX, base_of(MATRIX), normaliser="expected"), "expected="),
         (lambda: Fold(MATRIX, base_of(MATRIX), order=[1]).skip(2), "not in the order"),
-        (lambda: Fold(MATRIX, base_of(MATRIX)).add(0, good()[0], good()[1], rows={"z": [1]}), "rows name axis 'z'"),
-        (lambda: Fold(MATRIX, base_of(MATRIX)).add(0, good()[0], good()[1], rows={"classes": [9]}), "index 9"),
+        (lambda: Fold(MATRIX, base_of(MATRIX)).add(0, good()[0], good()[1], rows={"z": [1]}), "no axis 'z'"),
+        (
+            lambda: Fold(MATRIX, base_of(MATRIX)).add(0, good()[0], good()[1], rows={"classes": [9]}),
+            "client 0: rows of classes",
+        ),
         (lambda: MATRIX.take(base_of(MATRIX), Window({"z": Run(0, 1, 2)})), "does not have"),
         (lambda: MATRIX.take(base_of(MATRIX), Window({"out": Run(0, 1, 2)})), "it has 6"),
         (lambda: MATRIX.put(base_of(MATRIX), {"w": torch.zeros(1, 1)}, WHOLE), "w has shape"),

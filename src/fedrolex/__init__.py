@@ -15,10 +15,13 @@ from fedrolex.slicing import (
     Random,
     RandomMiswired,
     Rolling,
+    Run,
     Scheme,
     Select,
     Static,
     Window,
+    exact,
+    pick,
     spread,
     trace,
 )
@@ -30,5 +33,6 @@ except PackageNotFoundError:  # a checkout that was not installed
 
 __all__ = [
     "Axes", "Axis", "Blocks", "Coverage", "FedrolexError", "Fold", "Hints", "Links", "Ordered", "Random",
-    "RandomMiswired", "Rolling", "Scheme", "Select", "Static", "Window", "coverage", "spread", "trace",
+    "RandomMiswired", "Rolling", "Run", "Scheme", "Select", "Static", "Window", "coverage", "exact", "pick", "spread",
+    "trace",
 ]  # fmt: skip

@@ -13,13 +13,15 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.layout import refs
+from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
 from fedrolex.slicing.schemes import Scheme
 from fedrolex.slicing.windows import Window, exact
 
+CHUNK = 1024  # windows counted at once
 Fleet = Sequence[Fraction | str | float]
 
 
@@ -59,8 +61,8 @@ def coverage(
 ) -> Coverage:
     """Count what ``fleet`` (one capacity a client) reaches in ``rounds`` rounds.
 
-    Exact, and quick: counts are kept per pair of axes, not per weight, and windows that several clients
-    share are counted once with their number.
+    Exact, and quick: counts are products of which indices were held, and parameters that are cut alike are
+    counted once.
     """
     betas = [exact(beta) for beta in fleet]
     if not betas or rounds < 1:
@@ -68,16 +70,16 @@ def coverage(
     groups = _alike(axes)
     counts = {first: torch.zeros(_count_shape(axes, first)) for first in groups}
     nodes = {axis.name: torch.zeros(axis.size) for axis in axes.cut_axes}
+    pending: dict[Window, int] = {}
     for round in range(rounds):
-        windows: dict[Window, int] = {}
         for client, beta in enumerate(betas):
             window = scheme.window(axes, round=round, capacity=beta, client=client)
-            windows[window] = windows.get(window, 0) + 1
-        for window, times in windows.items():
-            for name, count in counts.items():
-                axes.region(name, window, counts=True).add_constant(count, times)
-            for name, count in nodes.items():
-                count[window[name].indices() if name in window else slice(None)] += times
+            if window.wiring:
+                raise FedrolexError("coverage is about sub-networks: the published mis-wiring has none")
+            pending[window] = pending.get(window, 0) + 1
+        if len(pending) >= CHUNK or round == rounds - 1:
+            _count(axes, pending, counts, nodes)
+            pending.clear()
         if progress is not None:
             progress(round + 1)
     every = {name: counts[first] for first, names in groups.items() for name in names}
@@ -86,12 +88,59 @@ def coverage(
     return _summary(axes, every, nodes, rounds, len(betas))
 
 
+def _count(axes: Axes, windows: dict[Window, int], counts: dict[str, Tensor], nodes: dict[str, Tensor]) -> None:
+    """Add windows to the counts: a position is held when all its indices are, so counts are products.
+
+    For every axis, ``held`` has one row a window and one column an index: 1 where the window holds it.
+    """
+    times = torch.tensor([float(count) for count in windows.values()])
+    held = {axis.name: torch.ones(len(windows), axis.size) for axis in axes.axes.values()}
+    for row, window in enumerate(windows):
+        for name, span in window.items():
+            held[name][row] = 0.0
+            held[name][row, torch.from_numpy(span.indices())] = 1.0
+    for name, count in nodes.items():
+        count += times @ held[name]
+    for name, count in counts.items():
+        dims = [_held(dim, held) for dim in axes.tensors[name].dims if _has_axis(dim)]
+        product = dims[0] * times[:, None]
+        if len(dims) == 1:
+            count += product.sum(0).view(count.shape)
+        elif len(dims) == 2:
+            count += (product.T @ dims[1]).view(count.shape)
+        else:
+            letters = "abcdefgh"[: len(dims)]
+            equation = ",".join(f"w{letter}" for letter in letters) + "->" + letters
+            count += torch.einsum(equation, product, *dims[1:]).view(count.shape)
+
+
+def _held(layout: Layout, held: dict[str, Tensor]) -> Tensor:
+    """One row a window, one column a position of this dimension: 1 where the window holds it."""
+    rows = len(next(iter(held.values())))
+    match layout:
+        case Fixed(n):
+            return torch.ones(rows, n)
+        case Ref(axis):
+            return held[axis]
+        case Cat(parts):
+            return torch.cat([_held(part, held) for part in parts], 1)
+        case Prod(parts):
+            result = torch.ones(rows, 1)
+            for part in parts:
+                result = (result[:, :, None] * _held(part, held)[:, None, :]).flatten(1)
+            return result
+
+
+def _has_axis(layout: Layout) -> bool:
+    return any(True for _ in refs(layout))
+
+
 def _alike(axes: Axes) -> dict[str, list[str]]:
     """Parameters that are cut, those with the same cuts together: one of them is counted for all."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in axes.tensors.items():
         if tensor.role == "parameter" and _cut_dims(axes, name):
-            kept = tuple(dim if any(True for _ in refs(dim)) else None for dim in tensor.dims)
+            kept = tuple(dim if _has_axis(dim) else None for dim in tensor.dims)
             groups.setdefault(kept, []).append(name)
     return {names[0]: names for names in groups.values()}
 
@@ -104,10 +153,10 @@ def _cut_dims(axes: Axes, name: str) -> int:
 
 def _count_shape(axes: Axes, name: str) -> tuple[int, ...]:
     dims = axes.tensors[name].dims
-    return tuple(n if any(True for _ in refs(dim)) else 1 for dim, n in zip(dims, axes.shape(name), strict=True))
+    return tuple(n if _has_axis(dim) else 1 for dim, n in zip(dims, axes.shape(name), strict=True))
 
 
-def _leave_out(axes: Axes, scheme: Scheme, counts: dict[str, torch.Tensor]) -> None:
+def _leave_out(axes: Axes, scheme: Scheme, counts: dict[str, Tensor]) -> None:
     """Weights that do not exist are neither reached nor missed."""
     assert scheme.links is not None
     for name, mask in scheme.links.masks(axes).items():
@@ -117,9 +166,7 @@ def _leave_out(axes: Axes, scheme: Scheme, counts: dict[str, torch.Tensor]) -> N
             counts[name] = counts[name].masked_fill(exists == 0, torch.nan)
 
 
-def _summary(
-    axes: Axes, counts: dict[str, torch.Tensor], nodes: dict[str, torch.Tensor], rounds: int, clients: int
-) -> Coverage:
+def _summary(axes: Axes, counts: dict[str, Tensor], nodes: dict[str, Tensor], rounds: int, clients: int) -> Coverage:
     reached = total = 0.0
     matrices = torch.zeros(4, dtype=torch.float64)  # reached, positions, updates, squared updates
     by_tensor: dict[str, float] = {}

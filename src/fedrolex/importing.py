@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from typing import Any
@@ -26,7 +27,9 @@ def resolve(path: str) -> Any:
         ) from error
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
-            raise FedrolexError(f"{module_name} has no {attributes!r}")
+            near = difflib.get_close_matches(attribute, dir(found), 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise FedrolexError(f"{module_name} has no {attributes!r}{hint}")
         found = getattr(found, attribute)
     return found
 

@@ -75,12 +75,17 @@ def build_model(path: str, pairs: Sequence[str]) -> nn.Module:
     return model
 
 
-def read_inputs(words: Sequence[str]) -> Any:
+def read_inputs(words: Sequence[str], model: nn.Module | None = None) -> Any:
     """``[NAME=]SHAPE[:DTYPE[:HIGH]]`` words as an example: positional tensors, or keyword ones if named.
+
+    Without words, what the model's ``slicing_example()`` returns, or images of 224×224.
 
     Real dtypes are drawn from a normal distribution, integers from 0 … HIGH − 1 (10 by default), e.g.
     ``2x3x32x32``, ``2x20:int64:1000``, ``input_ids=2x16:int64``.
     """
+    own = getattr(model, "slicing_example", None)
+    if not words and callable(own):
+        return own()
     positional: list[Tensor] = []
     named: dict[str, Tensor] = {}
     for word in words or [INPUT]:

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedrolex.cli.arguments import build_model, read_inputs
+from fedrolex.cli.console import console, share
 from fedrolex.coverage import Coverage, coverage
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing import Axes, Blocks, Random, Rolling, Scheme, Static, exact, spread, trace
@@ -43,7 +44,7 @@ def coverage_command(
         typer.Option(
             "--input",
             metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
-            help="An input of the example; 2x3x32x32 for the bundled model. Repeatable.",
+            help="An input of the example. Repeatable.",
         ),
     ] = None,
     arguments: Annotated[
@@ -70,9 +71,8 @@ def coverage_command(
     """Count the nodes and weights each scheme reaches after some rounds."""
     betas = [exact(c) for c in capacities or ["1/2", "1/4", "1/8", "1/16"]]
     chosen = [(name, make_scheme(name, clients, overlap, seed)) for name in schemes or ["rolling"]]
-    if factory == MODEL and not inputs:
-        inputs = ["2x3x32x32"]
-    axes = trace(build_model(factory, arguments or []), read_inputs(inputs or []))
+    model = build_model(factory, arguments or [])
+    axes = trace(model, read_inputs(inputs or [], model))
     count = rounds or max(axis.size for axis in axes.cut_axes)
     found = _count(axes, chosen, betas, clients, count, quiet=as_json)
     if as_json:
@@ -90,16 +90,16 @@ def coverage_command(
         table.add_row(
             name,
             str(beta),
-            f"{result.nodes:.2%}",
-            f"{result.weights:.2%}",
-            f"{result.matrices:.2%}",
+            share(result.nodes),
+            share(result.weights),
+            share(result.matrices),
             f"{result.untouched:,}",
             f"{result.variation:.2f}",
         )
-    console = Console()
-    console.print(table)
-    console.print("Shares reached: a weight is trained only when both its ends are in the window.", style="dim")
-    console.print("Unevenness: standard deviation over mean of the updates per weight of a matrix.", style="dim")
+    screen = console()
+    screen.print(table)
+    screen.print("Shares reached: a weight is trained only when both its ends are in the window.", style="dim")
+    screen.print("Unevenness: standard deviation over mean of the updates per weight of a matrix.", style="dim")
 
 
 def _count(

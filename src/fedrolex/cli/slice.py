@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrolex.cli.arguments import INPUT, build_model, read_inputs
+from fedrolex.cli.console import console
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing import Axes, exact, trace
 from fedrolex.slicing.axes import KINDS
@@ -32,7 +33,7 @@ def slice_command(
         typer.Option(
             "--input",
             metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
-            help=f"An input of the example, e.g. 2x20:int64:1000 [default: {INPUT}]. Repeatable.",
+            help=f"An input of the example, e.g. 2x20:int64:1000 [default: the model's own, or {INPUT}]. Repeatable.",
         ),
     ] = None,
     arguments: Annotated[
@@ -61,8 +62,9 @@ def slice_command(
         raise FedrolexError(f"--rounding {rounding!r} is unknown: use floor or ceil")
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
         raise FedrolexError(f"--picture {picture}: the file must end in .png, .svg or .pdf")
-    example = read_inputs(inputs or [])
+    read_inputs(inputs or [])
     model = build_model(factory, arguments or [])
+    example = read_inputs(inputs or [], model)
     hints = replace(own_hints(model), evaluation_only=evaluation_only)
     axes = trace(model, example, hints)
     sizes = [(str(beta), axes.parameters(beta, rounding)) for beta in betas]  # type: ignore[arg-type]
@@ -73,7 +75,7 @@ def slice_command(
     if as_json:
         typer.echo(json.dumps(describe(factory, axes, sizes), indent=1, ensure_ascii=False))
     else:
-        show(Console(), factory, axes, sizes, rounding)  # type: ignore[arg-type]
+        show(console(), factory, axes, sizes, rounding)  # type: ignore[arg-type]
 
 
 def describe(factory: str, axes: Axes, sizes: list[tuple[str, int]]) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def describe(factory: str, axes: Axes, sizes: list[tuple[str, int]]) -> dict[str
     }
 
 
-def show(console: Console, factory: str, axes: Axes, sizes: list[tuple[str, int]], rounding: Rounding) -> None:
+def show(screen: Console, factory: str, axes: Axes, sizes: list[tuple[str, int]], rounding: Rounding) -> None:
     """The same for people."""
     columns = [c for c, _ in sizes if c != "1"]
     table = Table(title=f"Axes of {factory}", title_justify="left", title_style="bold")
@@ -107,23 +109,23 @@ def show(console: Console, factory: str, axes: Axes, sizes: list[tuple[str, int]
         widths = [str(axes.widths(c, rounding)[axis.name]) if axis.kind == "width" else "" for c in columns]
         style = None if axis.kind == "width" else "dim"
         table.add_row(axis.name, str(axis.size), axis.kind, str(len(axis.members)), *widths, style=style)
-    console.print(table)
+    screen.print(table)
     kinds = {axis.kind for axis in axes.axes.values()} - {"width"}
     for kind in KINDS:
         if kind in kinds:
-            console.print(f"  [dim]{kind}: {KINDS[kind]}[/dim]")
-    _show_sizes(console, axes, sizes)
-    _show_frozen(console, axes)
+            screen.print(f"  [dim]{kind}: {KINDS[kind]}[/dim]")
+    _show_sizes(screen, axes, sizes)
+    _show_frozen(screen, axes)
     for note in axes.notes:
-        console.print(f"note: {note.about}: {note.what}", highlight=False, markup=False)
-    console.print(
+        screen.print(f"note: {note.about}: {note.what}", highlight=False, markup=False)
+    screen.print(
         f"proved: {len(axes.cut_axes)} axes can be cut. Permuting every axis leaves the function unchanged; "
         "half and quarter width run and train.",
         style="green",
     )
 
 
-def _show_sizes(console: Console, axes: Axes, sizes: list[tuple[str, int]]) -> None:
+def _show_sizes(screen: Console, axes: Axes, sizes: list[tuple[str, int]]) -> None:
     table = Table()
     table.add_column("capacity", justify="right")
     table.add_column("parameters", justify="right")
@@ -131,13 +133,13 @@ def _show_sizes(console: Console, axes: Axes, sizes: list[tuple[str, int]]) -> N
     full = axes.parameters("1")
     for c, count in sizes:
         table.add_row(c, f"{count:,}", f"{count / full:.2%}")
-    console.print(table)
+    screen.print(table)
 
 
-def _show_frozen(console: Console, axes: Axes) -> None:
+def _show_frozen(screen: Console, axes: Axes) -> None:
     """Whole dimensions grouped by reason; kernel positions are not worth a line."""
     reasons = Counter(note.what for note in axes.frozen if note.what != SPATIAL)
     for why, count in reasons.most_common():
         places = [note.about for note in axes.frozen if note.what == why]
         more = f" and {count - 3} more" if count > 3 else ""
-        console.print(f"whole: {', '.join(places[:3])}{more}: {why}", highlight=False, markup=False)
+        screen.print(f"whole: {', '.join(places[:3])}{more}: {why}", highlight=False, markup=False)

@@ -90,6 +90,10 @@ class PreResNet(nn.Module):
         scores: Tensor = self.head(torch.relu(self.norm(x)).mean((2, 3)))
         return scores
 
+    def slicing_example(self) -> Tensor:
+        """Two images of the size the model is made for."""
+        return torch.randn(2, self.plan[2], 32, 32, generator=torch.Generator().manual_seed(0))
+
     def slicing_hints(self) -> Hints:
         """Axes are derived by tracing; here they only get their names and a factory."""
         blocks, classes, channels = self.plan

@@ -121,6 +121,11 @@ class WordTransformer(nn.Module):
             x = layer(x)
         return F.linear(x, self.embedding.weight, self.bias)
 
+    def slicing_example(self) -> Tensor:
+        """Two sentences."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(0, self.plan["vocabulary"], (2, self.plan["length"]), generator=generator)
+
     def slicing_hints(self) -> Hints:
         """Axes are derived by tracing; here they only get their names and a factory."""
         names = {"embedding.weight:0": "vocabulary", "embedding.weight:1": "stream"}

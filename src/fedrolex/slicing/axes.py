@@ -6,8 +6,9 @@ without the model's code and without the graph it was derived from.
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -141,7 +142,22 @@ class Axes:
         widths = self.widths(of, rounding)
         return sum(prod(self.shape(name, widths)) for name, t in self.tensors.items() if t.role == "parameter")
 
+    def __getitem__(self, name: str) -> Axis:
+        """An axis by name."""
+        if name not in self.axes:
+            near = difflib.get_close_matches(name, self.axes, 1)
+            raise FedrolexError(f"no axis {name!r}; {f'did you mean {near[0]!r}?' if near else _listed(self.axes)}")
+        return self.axes[name]
+
+    def __repr__(self) -> str:
+        return f"<Axes: {len(self.cut_axes)} cut of {len(self.axes)}, {self.parameters():,} parameters>"
+
     def _check(self, window: Window) -> None:
+        if not isinstance(window, Window):
+            kind = type(window).__name__
+            raise FedrolexError(
+                f"window is a {kind}: make one with a scheme, e.g. Rolling().window(axes, round=0, capacity='1/4')"
+            )
         for name in window:
             if name not in self.axes:
                 raise FedrolexError(f"window names axis {name!r}, which this model does not have")
@@ -154,6 +170,11 @@ class Axes:
 
     def state(self, module: nn.Module, window: Window = WHOLE) -> dict[str, Tensor]:
         """The tensors of the model, or of its sub-model for ``window``. They share memory with the module."""
+        self._check(window)
+        if not isinstance(module, nn.Module):
+            raise FedrolexError(
+                f"expected a module, got a {type(module).__name__}: tensors are cut with axes.take(state, window)"
+            )
         own = _tensors_of(module)
         wanted = [name for name, t in self.tensors.items() if t.role != "constant"]
         missing = next((name for name in wanted if name not in own), None)
@@ -184,6 +205,7 @@ class Axes:
     ) -> dict[str, Tensor]:
         """The window's part of every tensor of ``state``, as new tensors or copied into ``out``."""
         self._check(window)
+        self.check_whole(state)
         with torch.no_grad():
             return {
                 name: self.region(name, window).take(tensor, None if out is None else out[name])
@@ -193,37 +215,53 @@ class Axes:
     def put(self, state: Mapping[str, Tensor], part: Mapping[str, Tensor], window: Window) -> None:
         """Write a window's part back into ``state``, in place; everything else keeps its bits."""
         self._check(window)
+        self.check_whole(state)
         for name, tensor in part.items():
             self.fits(name, tensor, window)
         with torch.no_grad():
             for name, tensor in part.items():
                 self.region(name, window).put(state[name], tensor)
 
+    def check_whole(self, state: Mapping[str, Tensor]) -> None:
+        """Raise unless ``state`` holds whole tensors of the model."""
+        if not isinstance(state, Mapping):
+            raise FedrolexError(f"state is a {type(state).__name__}: give tensors by name, e.g. axes.state(model)")
+        for name, tensor in state.items():
+            self.fits(name, tensor, WHOLE)
+
     def fits(self, name: str, tensor: Tensor, window: Window) -> None:
         """Raise unless ``tensor`` has exactly the shape of the window's part of tensor ``name``."""
         if name not in self.tensors:
-            raise FedrolexError(f"unknown tensor {name!r}")
+            raise FedrolexError(f"the model has no tensor {name!r}")
+        if not isinstance(tensor, Tensor):
+            raise FedrolexError(f"{name} is a {type(tensor).__name__}, not a tensor (torch.from_numpy?)")
         wanted = self.region(name, window).shape
         if tuple(tensor.shape) != wanted:
-            where = "this window's part" if window else "the traced model's"
-            raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}; {where} has {wanted}")
+            said = (
+                f"this window's part has {wanted}"
+                if window
+                else f"the whole model's has {wanted} (a part? give its window)"
+            )
+            raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}; {said}")
 
     # --- modules ---
 
     def cut(self, model: nn.Module, window: Window, links: Links | None = None) -> nn.Module:
         """A real, smaller module: the sub-network of ``model`` on the window's indices.
 
-        Weights between blocks that ``links`` leaves unconnected are zero in it and stay zero in training.
+        It is in training mode, as every new module is. Weights between blocks that ``links`` leaves
+        unconnected are zero in it and stay zero while it trains.
         """
         if self.build is None:
             raise FedrolexError(
                 "these axes were loaded without a model: trace it, or pass a factory, to build sub-models"
             )
+        self._check(window)
         state = self.state(model)
         module = self.build(self.widths(window), self.take(self.build.constants, window))
         _match(module, model)
         self.load(module, state, window)
-        module.train(model.training)
+        module.train()
         if links is not None:
             links.hold(self, module, window)
         return module
@@ -231,9 +269,8 @@ class Axes:
     def load(self, module: nn.Module, state: Mapping[str, Tensor], window: Window = WHOLE) -> None:
         """Copy the window's part of ``state`` into a module of these widths (by default the whole model)."""
         own = self.state(module, window)
-        unknown = next((name for name in state if name not in own), None)
-        if unknown is not None:
-            raise FedrolexError(f"the model has no tensor {unknown!r}")
+        if not state:
+            raise FedrolexError("nothing to load: the state is empty")
         self.take(state, window, out=own)
 
     def paste(self, model: nn.Module, part: nn.Module, window: Window) -> None:
@@ -244,9 +281,8 @@ class Axes:
 
     def freeze(self, *names: str) -> Axes:
         """The same axes with some kept whole in every capacity (they can still be selected from)."""
-        unknown = [name for name in names if name not in self.axes]
-        if unknown:
-            raise FedrolexError(f"no axis {unknown[0]!r}; the axes are: {', '.join(self.axes)}")
+        for name in names:
+            self[name]
         axes = {n: replace(a, kind="factor") if n in names else a for n, a in self.axes.items()}
         return replace(self, axes=axes)
 
@@ -274,6 +310,7 @@ class Axes:
     @staticmethod
     def decode(data: Mapping[str, Any]) -> Axes:
         """Inverse of :meth:`encode`; a newer format or damaged data is refused in one line."""
+        data = data.get("layouts", data)
         found = data.get("format")
         if found != FORMAT:
             raise FedrolexError(
@@ -303,15 +340,15 @@ class Axes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled axes are plain data: they cut tensors, and need to be traced again to build modules."""
-        return Axes.loads, (self.dumps(),)
+        return Axes.from_json, (self.to_json(),)
 
-    def dumps(self) -> str:
+    def to_json(self) -> str:
         """:meth:`encode` as a JSON string."""
         return json.dumps(self.encode())
 
     @staticmethod
-    def loads(text: str) -> Axes:
-        """Inverse of :meth:`dumps`."""
+    def from_json(text: str) -> Axes:
+        """Inverse of :meth:`to_json`; also reads what ``fedrolex slice --json`` printed."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -329,6 +366,11 @@ def _match(module: nn.Module, model: nn.Module) -> None:
     wants = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(wants.get(name, parameter.requires_grad))
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    return f"the axes are: {', '.join(shown[:12])}{', …' if len(shown) > 12 else ''}"
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:

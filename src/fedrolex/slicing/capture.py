@@ -24,6 +24,12 @@ from fedrolex.errors import FedrolexError
 from fedrolex.slicing.inputs import Inputs
 
 PREFIX = "model."
+REMEDIES = {
+    "data-dependent": "its control flow depends on values: use torch.where, or keep that part out of forward",
+    "Data-dependent": "its control flow depends on values: use torch.where, or keep that part out of forward",
+    "positional argument": "a batch of (inputs, labels)? Give the inputs only",
+    "'indices'": "does it take integers? Give an integer tensor, e.g. --input 2x20:int64:1000",
+}
 
 
 class _Call(nn.Module):
@@ -125,7 +131,8 @@ def one_line(error: BaseException) -> str:
     text = text if len(text) <= 240 else text[:237] + "..."
     places = re.findall(r'File "([^"]+)", line (\d+), in forward', str(error))
     own = [place for place in places if "/torch/" not in place[0]]
-    return f"{text} ({own[-1][0].rpartition('/')[2]} line {own[-1][1]})" if own else text
+    text = f"{text} ({own[-1][0].rpartition('/')[2]} line {own[-1][1]})" if own else text
+    return text + next((f"; {remedy}" for said, remedy in REMEDIES.items() if said in str(error)), "")
 
 
 def _accepts(wrapped: nn.Module, inputs: Inputs) -> None:

@@ -163,7 +163,7 @@ def _measure(call: Any, module: nn.Module) -> _Ran | str:
             outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
             losses = [(o.double() * _ramp(o)).sum() for o in outputs if o.requires_grad and o.is_floating_point()]
             if losses:
-                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                torch.stack(losses).sum().backward()
     except Exception as failure:
         return one_line(failure)
     gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -68,6 +69,7 @@ class Fold:
             raise FedrolexError(f"normaliser {normaliser!r} is unknown: use per_position, cohort or expected")
         if (normaliser == "expected") != (expected is not None):
             raise FedrolexError("normaliser 'expected' needs expected=, the divisor, and only it does")
+        axes.check_whole(base)
         self.axes = axes
         self.base = {name: tensor for name, tensor in base.items() if axes.tensors[name].floating}
         self._integers = {name: tensor for name, tensor in base.items() if name not in self.base}
@@ -82,6 +84,7 @@ class Fold:
         self._order = None if order is None else list(order)
         self._next = 0
         self._waiting: dict[Hashable, _Update | None] = {}
+        self._new: dict[str, Tensor] | None = None
 
     def _count_shape(self, name: str) -> tuple[int, ...]:
         """Counts are equal along dimensions without an axis: one number serves them all."""
@@ -111,8 +114,8 @@ class Fold:
         self.check(client, part, window, weight, rows)
         update = _Update(part, window, weight, rows)
         if self._order is None:
-            self.clients.append(client)
             self._fold(update)
+            self.clients.append(client)
             return
         if self._next < len(self._order) and self._order[self._next] == client:
             self._waiting[client] = update
@@ -135,30 +138,45 @@ class Fold:
         weight: Weight = 1.0,
         rows: Rows | None = None,
     ) -> None:
-        """Raise, in one line, if :meth:`add` would not take this update."""
+        """Raise, in one line that names the client, if :meth:`add` would not take this update."""
+        try:
+            self._check(client, part, window, weight, rows)
+        except FedrolexError as error:
+            raise FedrolexError(f"client {client!r}: {error}") from None
+
+    def _check(
+        self, client: Hashable, part: Mapping[str, Tensor], window: Window, weight: Weight, rows: Rows | None
+    ) -> None:
+        if self._new is not None:
+            raise FedrolexError("this fold has ended: start a new one every round")
+        if not isinstance(part, Mapping):
+            raise FedrolexError(
+                f"the update is a {type(part).__name__}: give tensors by name, e.g. axes.state(module, window)"
+            )
+        if not isinstance(window, Window):
+            raise FedrolexError(f"the window is a {type(window).__name__}: give the Window this client was cut with")
         if client in self.clients or client in self._waiting:
-            raise FedrolexError(f"client {client!r} sent two updates")
+            raise FedrolexError("sent two updates")
         if self._order is not None and client not in self._order:
-            raise FedrolexError(f"client {client!r} is not in the order of this fold")
+            raise FedrolexError("is not in the order of this fold")
         sent = {name for name in part if name not in self._integers}
         odd = sorted(sent ^ set(self.base))
         if odd:
-            raise FedrolexError(f"client {client!r}: tensor {odd[0]!r} is {'unknown' if odd[0] in sent else 'missing'}")
+            raise FedrolexError(f"tensor {odd[0]!r} is {'unknown' if odd[0] in sent else 'missing'}")
         for name in self.base:
             tensor = part[name]
+            self.axes.fits(name, tensor, window)
             if not tensor.is_floating_point():
-                raise FedrolexError(f"client {client!r}: {name} holds {tensor.dtype}, not real numbers")
-            try:
-                self.axes.fits(name, tensor, window)
-            except FedrolexError as error:
-                raise FedrolexError(f"client {client!r}: {error}") from None
-            share = weight[name] if isinstance(weight, Mapping) else weight
-            if not (isfinite(share) and share > 0):
-                raise FedrolexError(f"client {client!r}: weight {share} is not a positive number")
+                raise FedrolexError(f"{name} holds {tensor.dtype}, not real numbers")
+            if tensor.is_meta or tensor.layout is not torch.strided:
+                raise FedrolexError(f"{name} is {'on the meta device' if tensor.is_meta else 'sparse'}: send values")
+            share = weight.get(name) if isinstance(weight, Mapping) else weight
+            if not (isinstance(share, Real) and isfinite(share) and share > 0):
+                raise FedrolexError(f"weight {share!r} is not a positive number")
         for axis, indices in (rows or {}).items():
-            if axis not in self.axes.axes:
-                raise FedrolexError(f"client {client!r}: rows name axis {axis!r}, which this model does not have")
-            pick(sorted(indices), self.axes.axes[axis].size)
+            size = self.axes[axis].size
+            if any(not 0 <= index < size for index in indices):
+                raise FedrolexError(f"rows of {axis} name an index outside 0..{size - 1}")
 
     def _advance(self) -> None:
         assert self._order is not None
@@ -167,8 +185,8 @@ class Fold:
             update = self._waiting.pop(client)
             self._next += 1
             if update is not None:
-                self.clients.append(client)
                 self._fold(update)
+                self.clients.append(client)
 
     def _fold(self, update: _Update) -> None:
         with torch.no_grad():
@@ -218,7 +236,9 @@ class Fold:
     # --- giving the result out ---
 
     def average(self) -> dict[str, Tensor]:
-        """The new server tensors. Ends the fold: it must not be added to afterwards."""
+        """The new server tensors. Ends the fold: nothing can be added afterwards."""
+        if self._new is not None:
+            return self._new
         if self._order is not None and self._waiting:
             late = [c for c in self._order if c not in self.clients and c not in self._waiting]
             raise FedrolexError(f"client {late[0]!r} has not reported: add its update, or skip it")
@@ -226,8 +246,9 @@ class Fold:
             new = {name: self._average(name) for name in self.base}
             if self.links is not None:
                 self.links.unlink(self.axes, new)
-        self._sums, self._counts = {}, {}
-        return {**new, **{name: tensor.clone() for name, tensor in self._integers.items()}}
+        self._sums.clear()
+        self._new = {**new, **{name: tensor.clone() for name, tensor in self._integers.items()}}
+        return self._new
 
     def change(self) -> dict[str, Tensor]:
         """The average minus ``base``, zero where nobody trained: what a server optimiser steps along."""

@@ -99,11 +99,12 @@ class Links:
         found = {name: self.mask(axes, name) for name in axes.tensors}
         return {name: mask for name, mask in found.items() if mask is not None}
 
-    def unlink(self, axes: Axes, state: Mapping[str, Tensor]) -> None:
-        """Set the weights that do not exist to zero, in place."""
+    def unlink(self, axes: Axes, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Set the weights that do not exist to zero, in place; returns ``state``."""
         with torch.no_grad():
             for name, mask in self.masks(axes).items():
                 state[name].mul_(mask.to(state[name].device))
+        return state
 
     def hold(self, axes: Axes, module: nn.Module, window: Window) -> None:
         """Zero a sub-model's missing weights and keep them zero while it trains."""
@@ -130,7 +131,7 @@ class _KeepZero:
         for name, mask in self.masks.items():
             parameter = parameters[name]
             if parameter.requires_grad and not getattr(parameter, "keeps_zero", False):
-                parameter.register_hook(partial(_masked, mask))  # type: ignore[no-untyped-call]
+                parameter.register_hook(partial(_masked, mask))
                 parameter.keeps_zero = True  # type: ignore[attr-defined]
 
 

@@ -119,7 +119,7 @@ class Trial:
                 outputs = self._outputs(module, mode, self.inputs.values)
                 losses = [o.double().square().sum() for o in outputs if o.requires_grad and o.is_floating_point()]
                 if losses and mode:
-                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                    torch.stack(losses).sum().backward()
             shapes.extend(tuple(o.shape) for o in outputs)
             trained |= {n for n, p in module.named_parameters() if p.grad is not None}
         return shapes, trained

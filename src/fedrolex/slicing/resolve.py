@@ -117,8 +117,9 @@ class Resolution:
 
     def _base_name(self, leaf: Unknown, members: Sequence[tuple[str, int]]) -> str:
         """After the first tensor that writes the axis; parts of a dimension add what they are."""
+        layers = {tensor for tensor, _ in self.ties.reads}
         writers = [m for m in members if m not in self.ties.reads and self.roles[m[0]] == "parameter"]
-        tensor, dim = (writers or list(members))[0]
+        tensor, dim = ([m for m in writers if m[0] in layers] or writers or list(members))[0]
         base = tensor
         for ending in (".weight", "_weight", ".bias", "_bias"):
             base = base.removesuffix(ending)
@@ -127,7 +128,7 @@ class Resolution:
             return f"{base}.{self.kinds[leaf]}"
         if pure or isinstance(find(self.ties.dims[tensor][dim]), Unknown):
             return base
-        return f"{base}.{next((r for r in ('qk', 'v') if r in leaf.roles), 'part')}"
+        return f"{base}.{''.join(role for role in ('qk', 'v') if role in leaf.roles) or 'part'}"
 
     # --- plain data ---
 
@@ -165,9 +166,12 @@ class Resolution:
         for name, place, dim in self._dims():
             if self.roles[name] != "parameter":
                 continue
-            for leaf in unknowns(dim):
+            leaves = list(unknowns(dim))
+            partly = any(leaf.frozen is None for leaf in leaves)
+            for leaf in leaves:
                 if leaf.frozen is not None and leaf.size > 1:
-                    notes.append(Note(f"{name}:{place}", leaf.frozen))
+                    what = f"{leaf.frozen} (a part or factor of {leaf.size})" if partly else leaf.frozen
+                    notes.append(Note(f"{name}:{place}", what))
         return list(dict.fromkeys(notes))
 
     def changes(self, edits: Mapping[str, Edit]) -> dict[str, Change]:

@@ -39,8 +39,7 @@ class Scheme(ABC):
     def window(self, axes: Axes, *, round: int, capacity: Fraction | str | float, client: int = 0) -> Window:
         """The window of one client in one round."""
         beta = exact(capacity)
-        if round < 0:
-            raise FedrolexError(f"round {round} is negative: rounds count from 0")
+        _check_call(axes, round, client)
         return Window(
             {axis.name: self.span(axis, place, round, beta, client) for place, axis in enumerate(axes.cut_axes)}
         )
@@ -52,6 +51,14 @@ class Scheme(ABC):
     def width(self, axis: Axis, beta: Fraction) -> int:
         """How many indices of ``axis`` a client of capacity ``beta`` holds."""
         return width(axis.size, beta, self.rounding)
+
+
+def _check_call(axes: Axes, round: int, client: int) -> None:
+    if not isinstance(axes, Axes):
+        raise FedrolexError(f"axes is a {type(axes).__name__}: give what trace(model, example) returned")
+    for what, number in (("round", round), ("client", client)):
+        if not hasattr(number, "__index__") or number < 0:
+            raise FedrolexError(f"{what} {number!r} is not a whole number from 0 on")
 
 
 Offset = Callable[[Axis, int, int, int], int]
@@ -83,6 +90,8 @@ class Rolling(Scheme):
             raise FedrolexError(f"overlap {self.overlap!r} is not a number") from None
         if not 0 <= overlap <= 1:
             raise FedrolexError(f"overlap {self.overlap} is outside [0, 1]")
+        if self.offset is not None and not callable(self.offset):
+            raise FedrolexError(f"offset {self.offset!r} is not a function: give e.g. spread(clients)")
 
     def stride(self, axis: Axis, beta: Fraction) -> int:
         """How far the window advances in one round."""
@@ -235,13 +244,12 @@ class Select(Scheme):
     base: Scheme | None = None
 
     def window(self, axes: Axes, *, round: int, capacity: Fraction | str | float, client: int = 0) -> Window:
+        _check_call(axes, round, client)
         spans: dict[str, Span] = {}
         if self.base is not None:
             spans.update(self.base.window(axes, round=round, capacity=capacity, client=client))
         for name, indices in self.keys(round, client).items():
-            if name not in axes.axes:
-                raise FedrolexError(f"keys name axis {name!r}; the axes are: {', '.join(axes.axes)}")
-            spans[name] = pick(indices, axes.axes[name].size)
+            spans[name] = pick(indices, axes[name].size)
         return Window(spans)
 
     def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Span:

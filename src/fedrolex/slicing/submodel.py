@@ -34,7 +34,7 @@ class Code:
             found = tensors[place].shape[dim]
             if not low <= found <= high:
                 name = f"dimension {dim} of {self.inputs.names[place]}"
-                raise ValueError(f"{name} is {found}; this sub-model was traced for {low} to {high}")
+                raise ValueError(f"{name} is {found}; this sub-model was traced for {low or 1} to {high}")
         with torch.set_grad_enabled(torch.is_grad_enabled()):  # restored even if a no_grad region raises
             return self.function(module, *tensors)
 

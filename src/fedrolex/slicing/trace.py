@@ -25,9 +25,10 @@ from fedrolex.slicing.layout import show
 from fedrolex.slicing.program import Program
 from fedrolex.slicing.proof import WIDTHS, Trial
 from fedrolex.slicing.resolve import Resolution, apply_overrides
+from fedrolex.slicing.rules.contractions import SPATIAL
 from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
-from fedrolex.slicing.walk import Ties, walk
+from fedrolex.slicing.walk import INPUT, Ties, walk
 
 Factory = Callable[[Mapping[str, int]], nn.Module]
 Scaling = Literal["own-width", "keep"]
@@ -76,7 +77,16 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
     Raises:
         FedrolexError: the model cannot be traced, or nothing in it can be cut, or the proof fails.
     """
+    if not isinstance(model, nn.Module):
+        what = (
+            f"the class {model.__name__}: give an instance" if isinstance(model, type) else f"a {type(model).__name__}"
+        )
+        raise FedrolexError(f"model is {what}, not an nn.Module")
+    if hasattr(model, "_orig_mod"):
+        raise FedrolexError("the model is compiled: trace the one it was compiled from (model._orig_mod)")
     hints = own_hints(model) if hints is None else hints
+    if not isinstance(hints, Hints):
+        raise FedrolexError(f"hints is a {type(hints).__name__}: give Hints(...)")
     if next(iter(model.parameters()), None) is None:
         raise FedrolexError("the model has no parameters: there is nothing to cut")
     if any(is_lazy(parameter) for parameter in model.parameters()):
@@ -254,16 +264,17 @@ class _Trace:
         for mode in dict.fromkeys(self.modes.values()):
             notes.extend(Note("outputs", f"a {kind} cannot be taken apart and is left out") for kind in mode.left_out)
             for (place, dim), (low, high) in mode.limits.items():
-                allowed = str(low) if low == high else f"{low} to {high}"
+                allowed = str(low) if low == high else f"at most {high}" if low == 0 else f"{low} to {high}"
                 notes.append(Note(f"dimension {dim} of {self.inputs.names[place]}", f"must be {allowed}"))
         return list(dict.fromkeys(notes))
 
     def _why_nothing(self, axes: Axes) -> str:
         if self.ties.unknown:
             return f"there is no rule for {', '.join(self.ties.unknown)}"
-        reasons = list(dict.fromkeys(note.what for note in axes.frozen))
+        plain = (SPATIAL, INPUT)
+        reasons = list(dict.fromkeys(note.what for note in axes.frozen if note.what not in plain))
         failed = [why for why in reasons if why.startswith("failed its proof")]
-        return "; ".join((failed or reasons)[:3]) or "it has inputs and outputs only"
+        return "; ".join((failed or reasons)[:3]) or "there is nothing between its inputs and its outputs"
 
 
 def _try(trial: Trial) -> tuple[str | None, dict[str, str]]:

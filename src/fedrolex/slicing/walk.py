@@ -118,6 +118,7 @@ def walk(captured: Captured, inputs: Sequence[Tensor], ties: Ties) -> None:
     ties.walks.append(walker.found)
 
 
+INPUT = "tied to an input of the model"
 SCALED = {
     "mul": ("other", "self"), "div": ("other",), "true_divide": ("other",), "add": ("alpha",), "sub": ("alpha",),
     "addcmul": ("value",), "scaled_dot_product_attention": ("scale",), "multiply": ("other",), "divide": ("other",),
@@ -151,7 +152,7 @@ class _Walker(fx.Interpreter):
 
     def _trace(self, node: fx.Node, result: Any) -> Any:
         if node.op == "placeholder":
-            return _view(result, lambda t: fixed(t.shape, "an input of the model"))
+            return _view(result, lambda t: fixed(t.shape, INPUT))
         if node.op == "get_attr":
             if not isinstance(result, Tensor):
                 return result

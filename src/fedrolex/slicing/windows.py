@@ -106,6 +106,11 @@ class Window(Mapping[str, Span]):
     """
 
     def __init__(self, spans: Mapping[str, Span], wiring: Mapping[tuple[str, int], Span] | None = None) -> None:
+        for name, span in spans.items():
+            if not isinstance(span, Run | Pick):
+                raise FedrolexError(
+                    f"axis {name}: give Run(start, width, size) or pick(indices, size), not a {type(span).__name__}"
+                )
         self._spans = {name: span for name, span in spans.items() if not span.whole}
         self.wiring: Mapping[tuple[str, int], Span] = dict(wiring or {})
 
