@@ -121,6 +121,10 @@ class Axes:
         return {name: axis.size for name, axis in self.axes.items()}
 
     @cached_property
+    def _whole_shapes(self) -> dict[str, torch.Size]:
+        return {name: torch.Size(self.shape(name)) for name in self.tensors}
+
+    @cached_property
     def cut_axes(self) -> tuple[Axis, ...]:
         """The axes that capacities cut, in order."""
         return tuple(axis for axis in self.axes.values() if axis.kind == "width")
@@ -227,7 +231,8 @@ class Axes:
         if not isinstance(state, Mapping):
             raise FedrolexError(f"state is a {type(state).__name__}: give tensors by name, e.g. axes.state(model)")
         for name, tensor in state.items():
-            self.fits(name, tensor, WHOLE)
+            if not isinstance(tensor, Tensor) or tensor.shape != self._whole_shapes.get(name):
+                self.fits(name, tensor, WHOLE)
 
     def fits(self, name: str, tensor: Tensor, window: Window) -> None:
         """Raise unless ``tensor`` has exactly the shape of the window's part of tensor ``name``."""
