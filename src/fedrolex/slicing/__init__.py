@@ -1,9 +1,11 @@
 """Cut any model, prove the cut, fold what comes back. Knows nothing of federated learning.
 
-axes = trace(model, example)                                      # derive and prove the axes
-window = Rolling().window(axes, round=3, capacity="1/4")          # which indices
-small = axes.cut(model, window)                                   # a real, smaller module
-fold = Fold(axes, axes.state(model))                              # the server's average
+In short::
+
+    axes = trace(model, example)  # derive and prove the axes
+    window = Rolling().window(axes, round=3, capacity="1/4")  # which indices
+    small = axes.cut(model, window)  # a real, smaller module
+    fold = Fold(axes, axes.state(model))  # the server's average
     fold.add("client 0", axes.state(small, window), window)
     axes.load(model, fold.average())
 """

@@ -45,16 +45,14 @@ class Resolution:
         self._freeze_the_rest()
         self.kinds = self._kinds()
         self.names = self._names(names)
-        for leaf, name in self.names.items():
-            if name in kinds:
-                self.kinds[leaf] = kinds[name]
-        self._apply_unknown_kinds(kinds)
+        self._override_kinds(kinds)
 
-    def _apply_unknown_kinds(self, kinds: Mapping[str, Kind]) -> None:
-        known = set(self.names.values())
-        for name in kinds:
+    def _override_kinds(self, kinds: Mapping[str, Kind]) -> None:
+        known = {name: leaf for leaf, name in self.names.items()}
+        for name, kind in kinds.items():
             if name not in known:
-                raise FedrolexError(f"no axis {name!r} to give a kind; the axes are: {', '.join(sorted(known))}")
+                raise FedrolexError(f"no axis {name!r} to give a kind; the axes are: {', '.join(known)}")
+            self.kinds[known[name]] = kind
 
     def _dims(self) -> Iterable[tuple[str, int, Dim]]:
         for name in self.roles:

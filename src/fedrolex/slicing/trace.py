@@ -1,8 +1,6 @@
 """``trace(model, example)``: the axes of any module, derived from what it computes, and proved.
 
-axes = trace(model, torch.randn(2, 3, 32, 32))
-window = Rolling().window(axes, round=0, capacity="1/4")
-small = axes.cut(model, window)
+Capture both modes, check that the graphs are the module, walk them, decide, prove; what fails alone is frozen.
 """
 
 from __future__ import annotations
