@@ -10,6 +10,7 @@ import typer
 from fedrolex import __version__
 from fedrolex.cli.coverage import coverage_command
 from fedrolex.cli.slice import slice_command
+from fedrolex.cli.train import list_command, resume_command, show_command, train_command
 from fedrolex.errors import FedrolexError
 
 app = typer.Typer(
@@ -19,6 +20,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("train")(train_command)
+app.command("resume")(resume_command)
+app.command("list")(list_command)
+app.command("show")(show_command)
 app.command("slice")(slice_command)
 app.command("coverage")(coverage_command)
 

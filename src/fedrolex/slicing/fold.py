@@ -255,6 +255,10 @@ class Fold:
         new = self.average()
         return {name: new[name] - base for name, base in self.base.items()}
 
+    def sum(self, name: str) -> Tensor:
+        """The weighted sum of what clients sent for a tensor so far, at its full shape."""
+        return self._sums[name]
+
     def count(self, name: str) -> Tensor:
         """The weight that covered each position of a tensor so far; broadcasts against it."""
         self._count(name)

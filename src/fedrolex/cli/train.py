@@ -1,0 +1,214 @@
+"""``fedrolex train``, ``resume``, ``list`` and ``show``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedrolex.cli.console import console
+from fedrolex.errors import FedrolexError
+from fedrolex.runs.compare import alternatives
+from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
+from fedrolex.runs.run import Run, prepare
+
+QUICKSTART = "digits"
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, e.g. client.lr=0.05. Repeatable."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def recipes() -> list[str]:
+    """Names of the embedded recipes."""
+    return sorted(
+        p.name.removesuffix(".yaml") for p in resources.files("fedrolex.recipes").iterdir() if p.name.endswith(".yaml")
+    )
+
+
+def find_recipe(name: str) -> Recipe:
+    """An embedded recipe by name, or a file."""
+    if name in recipes():
+        return Recipe.decode(yaml.safe_load((resources.files("fedrolex.recipes") / f"{name}.yaml").read_text()))
+    if not Path(name).is_file():
+        raise FedrolexError(f"no recipe {name!r}: give a YAML file or one of {', '.join(recipes())}")
+    return Recipe.read(Path(name))
+
+
+def train_command(
+    recipe: Annotated[
+        str, typer.Argument(metavar="[RECIPE]", help="A recipe's name or YAML file.", show_default="the quickstart")
+    ] = QUICKSTART,
+    settings: Settings = None,
+    engine: Annotated[str | None, typer.Option(help="How client work runs.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Key of every random choice.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="A,B,C", help="Several runs, one a seed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run.", show_default="runs/NAME-N")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train; with no recipe, the quickstart."""
+    base = find_recipe(recipe).with_settings(settings or [])
+    base = replace(
+        base,
+        engine=base.engine if engine is None else engine,
+        device=base.device if device is None else device,
+        seed=base.seed if seed is None else seed,
+    )
+    chosen = [base.seed] if seeds is None else _seeds(seeds)
+    folder = out or _fresh(f"{Path(recipe).stem}-{base.method.name}")
+    results: list[dict[str, Any]] = []
+    for one in chosen:
+        where = folder if len(chosen) == 1 else folder / f"seed-{one}"
+        results.append(_train(replace(base, seed=one), where, f"{base.method.name}, seed {one}", as_json))
+    if base.compare:
+        for what, other in alternatives(base).items():
+            where = folder.with_name(f"{folder.name}-alone-{len(results)}")
+            results.append({**_train(other, where, what, as_json), "method": what})
+    if as_json:
+        typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1))
+        return
+    show_results(console(), results)
+    if base.compare:
+        picture = folder / "accuracy.png"
+        draw(results, picture)
+        console().print(f"picture: {picture}", highlight=False)
+
+
+def resume_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Go on from the last checkpoint, bit for bit."""
+    opened = Run.open(run)
+    recipe = opened.recipe()
+    summary = _go(opened, recipe, recipe.method.name, as_json)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=1))
+    else:
+        show_results(console(), [summary])
+
+
+def list_command(as_json: AsJson = False) -> None:
+    """Methods, tasks, recipes, engines."""
+    found = {"methods": list(METHODS), "tasks": list(TASKS), "recipes": recipes(), "engines": list(ENGINES)}
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for kind, names in found.items():
+        console().print(f"[bold]{kind}[/bold]: {', '.join(names)}", highlight=False)
+
+
+def show_command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or YAML file.")],
+    settings: Settings = None,
+) -> None:
+    """The fully resolved recipe, every default visible."""
+    typer.echo(yaml.safe_dump(find_recipe(recipe).with_settings(settings or []).encode(), sort_keys=False), nl=False)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise FedrolexError(f"--seeds {text!r} is not a list of numbers: give e.g. 1,2,3") from None
+    if len(set(found)) != len(found):
+        raise FedrolexError(f"--seeds {text!r} names a seed twice")
+    return found
+
+
+def _fresh(name: str) -> Path:
+    number = 1
+    while Path("runs", f"{name}-{number}").exists():
+        number += 1
+    return Path("runs", f"{name}-{number}")
+
+
+def _train(recipe: Recipe, folder: Path, what: str, quiet: bool) -> dict[str, Any]:
+    if folder.exists():
+        raise FedrolexError(f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}")
+    training = prepare(recipe)
+    run = Run.create(folder, recipe)
+    return _go(run, recipe, what, quiet, training)
+
+
+def _go(run: Run, recipe: Recipe, what: str, quiet: bool, training: Any = None) -> dict[str, Any]:
+    training = prepare(recipe) if training is None else training
+    try:
+        with _progress(recipe.rounds, what, quiet) as step:
+            return run.go(training, step)
+    except KeyboardInterrupt:
+        print(f"stopped after round {training.round}; go on with: fedrolex resume {run.folder}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+@contextmanager
+def _progress(rounds: int, what: str, quiet: bool) -> Iterator[Any]:
+    """Rounds, time left and accuracy on a terminal; nothing in a pipe."""
+    screen = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+    )
+    with Progress(*columns, console=screen, disable=quiet or not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=rounds, accuracy="")
+
+        def step(row: dict[str, Any]) -> None:
+            for client, why in row["dropped"].items():
+                screen.print(f"round {row['round']}: client {client} dropped: {why}", highlight=False, markup=False)
+            shown = f"{row['global_accuracy']:.1%}" if "global_accuracy" in row else bar.tasks[0].fields["accuracy"]
+            bar.update(task, completed=row["round"] + 1, accuracy=shown)
+
+        yield step
+
+
+def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
+    """A table of finished runs."""
+    table = Table()
+    for heading in ("", "seed", "global accuracy", "local accuracy", "sent", "of full-model training", "seconds"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for result in results:
+        table.add_row(
+            str(result["method"]),
+            str(result["seed"]),
+            f"{result['global_accuracy']:.1%}",
+            f"{result['local_accuracy']:.1%}",
+            f"{result['bytes'] / 2**20:.1f} MiB",
+            f"{result['bytes'] / result['bytes_of_full_model']:.1%}",
+            f"{result['seconds']:.0f}",
+        )
+    screen.print(table)
+
+
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy over rounds of several runs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for place, result in enumerate(results):
+        rows = [row for row in Run.open(Path(result["run"])).rows() if "global_accuracy" in row]
+        style = {"linewidth": 2.2} if place == 0 else {"linewidth": 1.2, "linestyle": "--"}
+        axes.plot([r["round"] + 1 for r in rows], [r["global_accuracy"] for r in rows], label=result["method"], **style)
+    axes.set(xlabel="round", ylabel="accuracy on unseen images", ylim=(0, 1))
+    axes.grid(color="#eeeeee")
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

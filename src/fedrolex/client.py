@@ -1,0 +1,87 @@
+"""What a client does with its sub-model: start, step, and what it sends back.
+
+The three are functions of the slot's tensors, the batch and numbers that are fixed for the round. A step
+changes the slot's tensors in place, reads nothing back to the host, and has shapes that depend on the widths
+alone, so an engine may run it eagerly, compile it, or capture it once and replay it for every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.errors import FedrolexError
+
+
+@dataclass
+class Slot:
+    """A sub-model and the optimiser's memory, used again for every client of the same widths."""
+
+    module: nn.Module
+    parameters: list[Tensor] = field(default_factory=list)
+    velocity: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.velocity = [torch.zeros_like(p) for p in self.parameters]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD:
+    """Epochs of stochastic gradient descent from the received sub-model.
+
+    Attributes:
+        epochs: passes over the client's examples.
+        batch: examples a step; the last batch of an epoch may be smaller.
+        lr: learning rate in round 0.
+        momentum: of the velocity, which starts at zero in every round.
+        weight_decay: added to the gradient, after clipping.
+        clip: largest norm of the gradient, or None.
+        milestones: rounds from which the rate is ``decay`` times smaller again.
+        decay: factor at each milestone.
+    """
+
+    epochs: int = 1
+    batch: int = 16
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    milestones: Sequence[int] = ()
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
+            if getattr(self, name) < low:
+                raise FedrolexError(f"client.{name} is {getattr(self, name)}: give at least {low}")
+        if not self.lr > 0 or (self.clip is not None and not self.clip > 0):
+            raise FedrolexError(f"client.lr is {self.lr} and client.clip {self.clip}: both must be above 0")
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a round."""
+        return float(self.lr * self.decay ** sum(round >= milestone for milestone in self.milestones))
+
+    def start(self, slot: Slot) -> None:
+        """Make ready: the sub-model is loaded, the velocity starts at zero."""
+        slot.module.train()
+        torch._foreach_zero_(slot.velocity)
+
+    def step(self, slot: Slot, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor], rate: float) -> Tensor:
+        """One batch; returns its loss, still on the device."""
+        value = loss(slot.module(x), y)
+        gradients = list(torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True))
+        with torch.no_grad():
+            if self.clip is not None:
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+                torch._foreach_mul_(gradients, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
+            if self.weight_decay:
+                torch._foreach_add_(gradients, slot.parameters, alpha=self.weight_decay)
+            if self.momentum:
+                torch._foreach_mul_(slot.velocity, self.momentum)
+                torch._foreach_add_(slot.velocity, gradients)
+                gradients = slot.velocity
+            torch._foreach_add_(slot.parameters, gradients, alpha=-rate)
+        return value.detach()

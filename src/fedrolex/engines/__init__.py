@@ -1,0 +1,6 @@
+"""Engines run the client work of one cohort; they know nothing of methods."""
+
+from fedrolex.engines.engine import Engine, Failure, Job, RoundPlan, Upload
+from fedrolex.engines.loop import Loop
+
+__all__ = ["Engine", "Failure", "Job", "Loop", "RoundPlan", "Upload"]

@@ -1,0 +1,36 @@
+"""What makes a method: which nodes, what the client does, how updates are averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from fedrolex.client import LocalSGD
+from fedrolex.slicing.fold import Normaliser
+from fedrolex.slicing.schemes import Scheme
+
+Weighting = Literal["uniform", "samples"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A federated method; one file builds each.
+
+    Attributes:
+        name: as in recipes.
+        scheme: which nodes a client holds in a round.
+        client: what it does with them.
+        weighting: a client's weight in the average.
+        normaliser: what the average divides by.
+        width: everyone trains this width instead of what it can hold.
+        able_only: only clients that can hold ``width`` take part.
+    """
+
+    name: str
+    scheme: Scheme
+    client: LocalSGD
+    weighting: Weighting = "uniform"
+    normaliser: Normaliser = "per_position"
+    width: Fraction | None = None
+    able_only: bool = False

@@ -1,0 +1,1 @@
+"""Embedded recipes, one YAML file each."""
