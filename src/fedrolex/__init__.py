@@ -4,6 +4,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedrolex.coverage import Coverage, coverage
 from fedrolex.errors import FedrolexError
+from fedrolex.fleet import Fleet
+from fedrolex.runs import ClientRecipe, FleetRecipe, MethodRecipe, Recipe, TaskRecipe, Trained, train
 from fedrolex.slicing import (
     Axes,
     Axis,
@@ -25,6 +27,7 @@ from fedrolex.slicing import (
     spread,
     trace,
 )
+from fedrolex.tasks import Examples, Task
 
 try:
     __version__ = version("fedrolex")
@@ -32,7 +35,36 @@ except PackageNotFoundError:  # a checkout that was not installed
     __version__ = "0+unknown"
 
 __all__ = [
-    "Axes", "Axis", "Blocks", "Coverage", "FedrolexError", "Fold", "Hints", "Links", "Ordered", "Random",
-    "RandomMiswired", "Rolling", "Run", "Scheme", "Select", "Static", "Window", "coverage", "exact", "pick", "spread",
+    "Axes",
+    "Axis",
+    "Blocks",
+    "ClientRecipe",
+    "Coverage",
+    "Examples",
+    "FedrolexError",
+    "Fleet",
+    "FleetRecipe",
+    "Fold",
+    "Hints",
+    "Links",
+    "MethodRecipe",
+    "Ordered",
+    "Random",
+    "RandomMiswired",
+    "Recipe",
+    "Rolling",
+    "Run",
+    "Scheme",
+    "Select",
+    "Static",
+    "Task",
+    "TaskRecipe",
+    "Trained",
+    "Window",
+    "coverage",
+    "exact",
+    "pick",
+    "spread",
     "trace",
-]  # fmt: skip
+    "train",
+]
