@@ -82,6 +82,7 @@ def train_command(
         return
     show_results(console(), results)
     if base.compare:
+        console().print(verdict(results), highlight=False)
         picture = folder / "accuracy.png"
         draw(results, picture)
         console().print(f"picture: {picture}", highlight=False)
@@ -193,6 +194,19 @@ def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
             f"{result['seconds']:.0f}",
         )
     screen.print(table)
+
+
+def verdict(results: list[dict[str, Any]]) -> str:
+    """One line: did the method beat what the same fleet could do without it? The last result is out of reach."""
+    *mine, first, second, _ = results
+    ours = sum(result["global_accuracy"] for result in mine) / len(mine)
+    best = max((first, second), key=lambda result: float(result["global_accuracy"]))
+    gap = 100 * (ours - best["global_accuracy"])
+    if gap > 0:
+        return (
+            f"{mine[0]['method']} beats the best this fleet could do without it ({best['method']}) by {gap:.1f} points."
+        )
+    return f"Here the fleet does better without it: {best['method']}, by {-gap:.1f} points."
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:

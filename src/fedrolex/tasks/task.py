@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedrolex.tasks.partition import alike, even
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -50,6 +52,19 @@ class Task:
     parts: Sequence[Tensor]
     test_parts: Sequence[Tensor]
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+
+    @staticmethod
+    def split(
+        build: Callable[[int], nn.Module],
+        train: Examples,
+        test: Examples,
+        clients: int,
+        seed: int = 0,
+        name: str = "task",
+    ) -> Task:
+        """A task of one's own, its training examples spread evenly over clients; targets are classes."""
+        parts = even(len(train), clients, seed)
+        return Task(name, build, train, test, parts, alike(train.y, parts, test.y))
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batch: int = 1024) -> dict[str, float]:
