@@ -1,0 +1,50 @@
+"""Training from Python: one function."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedrolex.runs.recipe import Recipe
+from fedrolex.runs.run import Progress, Run, prepare
+from fedrolex.slicing.axes import Axes
+from fedrolex.tasks import Task
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run.
+
+    Attributes:
+        model: the server's model.
+        axes: its axes, to cut deployable sub-models.
+        summary: final metrics.
+        rows: metrics of every round.
+    """
+
+    model: nn.Module
+    axes: Axes
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+def train(recipe: Recipe | None = None, task: Task | None = None, *, out: Path | str | None = None, progress: Progress | None = None) -> Trained:
+    """Train a recipe, on its own task or on one given.
+
+    Args:
+        recipe: the run; the default one if None.
+        task: model and data of one's own.
+        out: folder for the run; a temporary one, deleted afterwards, if None.
+        progress: called with the metrics of every round.
+    """
+    recipe = recipe or Recipe()
+    training = prepare(recipe, task)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Run.create(Path(out) if out is not None else Path(scratch) / "run", recipe)
+        summary = run.go(training, progress)
+        training.axes.load(training.model, training.state)
+        return Trained(training.model, training.axes, summary, run.rows())

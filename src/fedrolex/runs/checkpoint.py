@@ -1,0 +1,72 @@
+"""Checkpoints: safetensors, written so that there is always a whole one on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedrolex.errors import FedrolexError
+
+FORMAT = "1"
+KIND = "fedrolex checkpoint"
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write all or nothing: a new file beside the old one, flushed, then put in its place.
+
+    Raises:
+        FedrolexError: the disk is full or cannot be written; the old checkpoint is as it was.
+    """
+    data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"kind": KIND, "format": FORMAT, **about})
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with open(new, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise FedrolexError(f"cannot write {path}: {error.strerror}; what was there before is untouched") from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a checkpoint and what it says about itself.
+
+    Raises:
+        FedrolexError: the file is missing, damaged, foreign, or of a newer format.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise FedrolexError(f"there is no checkpoint {path}") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FedrolexError(f"checkpoint {path} is damaged or not a safetensors file: {error}") from error
+    if about.get("kind") != KIND:
+        raise FedrolexError(f"{path} is not a checkpoint of a fedrolex run")
+    if about.get("format") != FORMAT:
+        raise FedrolexError(f"checkpoint {path} has format {about.get('format')}; this version reads {FORMAT}: update fedrolex")
+    return tensors, about
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of any safetensors file, a checkpoint's or another's."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise FedrolexError(f"there is no file {path} to start from") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FedrolexError(f"{path} is damaged or not a safetensors file: {error}") from error
