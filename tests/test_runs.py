@@ -190,11 +190,11 @@ def test_a_bad_recipe(data: Any, says: str) -> None:
         (["train", "--set", "client.speed.x=1"], "no section 'client.speed'"),
         (["train", "--set", "fleet.capacities=[0]"], "capacity 0 is outside"),
         (["train", "--set", "fleet.cohort=99"], "a cohort of 99 of 20 clients"),
-        (["train", "--set", "task.labels_per_client=0"], "0 labels a client"),
+        (["train", "--set", "task.labels_per_client=0"], "task.labels_per_client is 0: give 1 to 10"),
         (["train", "--seeds", "1,x"], "--seeds '1,x'"),
         (["train", "--device", "tpu"], "device is 'tpu'"),
         (["train", "nothing.yaml"], "no recipe 'nothing.yaml'"),
-        (["train", "--set", "weights=nothing.safetensors"], "there is no file nothing.safetensors"),
+        (["train", "--set", "weights=nothing.safetensors"], "nothing.safetensors to start from"),
         (["resume", "nowhere"], "nowhere is not a run"),
         (["show", "nothing"], "no recipe 'nothing'"),
     ],
@@ -360,3 +360,151 @@ def test_partitions_are_disjoint_and_hold_what_they_say() -> None:
     assert len(rows) == len(rows.unique()) == 1000
     assert {len(labels[part].unique()) for part in parts} == {3}
     assert [part[:3].tolist() for part in even(10, 3, seed=5)] == [part[:3].tolist() for part in even(10, 3, seed=5)]
+
+
+# --- found by an attack ---
+
+
+def test_interrupted_while_evaluating_no_round_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Any
+) -> None:
+    folder = tmp_path / "run"
+    training = prepare(RECIPE)
+    real = training.evaluate
+    calls = {"n": 0}
+
+    def evaluate() -> dict[str, float]:
+        calls["n"] += 1
+        if calls["n"] == 2:
+            raise KeyboardInterrupt
+        return real()
+
+    monkeypatch.setattr(training, "evaluate", evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        Run.create(folder, RECIPE).go(training)
+    assert [row["round"] for row in Run(folder).rows()] == list(range(7))
+    Run.open(folder).go(prepare(RECIPE))
+    assert same(finished(folder), reference)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "first line", "a number", "bytes"])
+def test_damaged_metrics_are_not_papered_over(damage: str, tmp_path: Path) -> None:
+    recipe = RECIPE.with_settings(["rounds=3"])
+    folder = tmp_path / "run"
+    Run.create(folder, recipe).go(prepare(recipe))
+    path = folder / "metrics.jsonl"
+    text = path.read_text()
+    if damage == "deleted":
+        path.unlink()
+    elif damage == "first line":
+        path.write_text("oops" + text)
+    elif damage == "a number":
+        path.write_text("1\n" + text)
+    else:
+        path.write_bytes(b"\xff\xfe" + text.encode())
+    with pytest.raises(FedrolexError, match="does not hold rounds 0 to 2"):
+        Run.open(folder).go(prepare(recipe))
+    if damage != "deleted":
+        assert text.encode() in path.read_bytes(), "what is left is untouched"
+
+
+@pytest.mark.parametrize("setting", ["method=heterofl", "seed=9", "client.lr=0.5", "rounds=2"])
+def test_a_recipe_changed_under_a_run_is_refused(setting: str, tmp_path: Path) -> None:
+    recipe = RECIPE.with_settings(["rounds=3"])
+    folder = tmp_path / "run"
+    Run.create(folder, recipe).go(prepare(recipe))
+    changed = recipe.with_settings([setting])
+    changed.write(folder / "recipe.yaml")
+    with pytest.raises(FedrolexError, match="was changed since the checkpoint"):
+        Run.open(folder).go(prepare(changed))
+
+
+def test_a_run_may_go_on_for_more_rounds(tmp_path: Path, reference: Any) -> None:
+    folder = tmp_path / "run"
+    first = RECIPE.with_settings(["rounds=4"])
+    Run.create(folder, first).go(prepare(first))
+    RECIPE.write(folder / "recipe.yaml")
+    Run.open(folder).go(prepare(RECIPE))
+    assert same(finished(folder), reference)
+
+
+def own_task() -> Task:
+    x = torch.randn(60, 4)
+    build = lambda scale: nn.Sequential(nn.Linear(4, 8 * scale), nn.ReLU(), nn.Linear(8 * scale, 2))  # noqa: E731
+    return Task.split(build, Examples(x[:40], (x[:40, 0] > 0).long()), Examples(x[40:], (x[40:, 0] > 0).long()), 4)
+
+
+def test_a_task_of_ones_own_is_resumed_from_python_only(tmp_path: Path) -> None:
+    recipe = Recipe(rounds=2, device="cpu", fleet=FleetRecipe(clients=4, cohort=2))
+    train(recipe, own_task(), out=tmp_path / "own")
+    result = CliRunner().invoke(app, ["resume", str(tmp_path / "own")])
+    assert "resume=True" in str(result.exception)
+    assert train(None, own_task(), out=tmp_path / "own", resume=True).summary["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("settings_", "says"),
+    [
+        (["fleet.clients=3000", "task.labels_per_client=2"], "some would have none"),
+        (["method.width=abc"], "capacity 'abc'"),
+        (["method.scope=x"], "method.scope is 'x'"),
+        (["fleet.shares=[abc,1,1,1,1]"], "are not numbers"),
+        (["fleet.shares=[2,-1,0,0,0]"], "at least 0 and add up to 1"),
+        (["fleet.trace=[]"], "trace is empty"),
+        (["fleet.trace=[[-3,1]]"], "names client -3"),
+        (["task.width=-2"], "task.width is -2"),
+        (["client.lr=.inf"], "client.lr is inf"),
+        (["client.momentum=.nan"], "momentum"),
+        (["deadline=-1"], "deadline is -1"),
+        (
+            ["method=fedavg", "method.width=1", "method.able_only=true", "fleet.capacities=['1/2']"],
+            "nobody in the fleet can hold",
+        ),
+        (["seed=2020-13-45"], "--set seed is not YAML"),
+        (["client.milestones=[a]"], "expected list[int]"),
+    ],
+)
+def test_more_bad_settings(settings_: list[str], says: str) -> None:
+    with pytest.raises(FedrolexError) as caught:
+        prepare(RECIPE.with_settings(settings_))
+    assert says in str(caught.value)
+
+
+def test_a_run_in_which_no_round_counted_says_so(tmp_path: Path) -> None:
+    recipe = RECIPE.with_settings(["rounds=2", "fleet.trace=[[]]"])
+    with pytest.raises(FedrolexError, match="no round counted: no client was there"):
+        Run.create(tmp_path / "run", recipe).go(prepare(recipe))
+
+
+def test_numbers_as_people_write_them() -> None:
+    assert RECIPE.with_settings(["client.lr=1e-3"]).client.lr == 0.001
+    assert RECIPE.with_settings(["fleet.capacities=[1, 0.5]"]).fleet.capacities == ["1", "0.5"]
+
+
+def test_yaml_cannot_run_code(tmp_path: Path) -> None:
+    path = tmp_path / "evil.yaml"
+    path.write_text(f"seed: !!python/object/apply:os.mkdir ['{tmp_path / 'gotcha'}']\n")
+    with pytest.raises(FedrolexError, match="is not YAML"):
+        Recipe.read(path)
+    assert not (tmp_path / "gotcha").exists()
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"conv1.bias": torch.zeros(8)}, tmp_path / "some.safetensors")
+    with pytest.raises(FedrolexError, match="has no tensor"):
+        prepare(RECIPE.with_settings([f"weights={tmp_path / 'some.safetensors'}"]))
+
+
+def test_bytes_are_what_is_sent() -> None:
+    training = prepare(RECIPE.with_settings(["fleet.cohort=10"]))
+    row = training.run_round()
+    parameters = sum(training.axes.parameters(c) for c in ("1", "1/2", "1/4", "1/8", "1/16")) * 2
+    assert row["bytes_down"] == row["bytes_up"] == 4 * parameters
+
+
+def test_compared_runs_have_the_same_seeds(tmp_path: Path) -> None:
+    words = [*settings([*SETTINGS[:3], "rounds=1"]), "--seeds", "7,8", "--out", str(tmp_path / "x"), "--json"]
+    found = json.loads(CliRunner().invoke(app, ["train", *words]).stdout)
+    assert [one["seed"] for one in found] == [7, 8] * 4

@@ -215,7 +215,7 @@ def test_bad_clients_are_dropped_named_and_counted() -> None:
     assert row["clients"] == 6
     assert set(row["dropped"]) == {"1", "3", "5", "7"}
     assert row["dropped"]["1"] == "RuntimeError: out of battery"
-    assert row["dropped"]["3"] == "sent a value that is not finite"
+    assert row["dropped"]["3"] == "sent a value that is not finite (head.bias)"
     assert row["dropped"]["5"].startswith("client 5: head.weight has shape (1, 64)")
     assert row["dropped"]["7"] == "client 7: tensor 'conv1.bias' is missing"
     clean = training(None, "fleet.cohort=10")
@@ -236,7 +236,7 @@ def test_a_round_below_its_quorum_is_void_and_the_window_advances() -> None:
 
 
 def test_a_client_past_its_deadline_is_dropped() -> None:
-    made = training(None, "deadline=0.0")
+    made = training(None, "deadline=1e-9")
     row = made.run_round()
     assert row["void"]
     assert all("past its deadline" in why for why in row["dropped"].values())
@@ -280,9 +280,10 @@ def test_cohorts_and_capacities_are_reproducible_and_cost_nothing_to_ask_for() -
     assert fleet.capacity(999_999, 0) == Fraction(1, 16)
     redrawn = Fleet(clients=1000, cohort=5, redrawn=True)
     assert len({redrawn.capacity(1, j) for j in range(50)}) == 5
-    mixed = Fleet(clients=20_000, cohort=1, capacities=["1", "1/16"], shares=["0.06", "0.94"])
-    full = sum(mixed.capacity(c, 0) == 1 for c in range(20_000)) / 20_000
-    assert full == pytest.approx(0.06, abs=0.006)
+    mixed = Fleet(clients=200, cohort=1, capacities=["1", "1/16"], shares=["0.06", "0.94"])
+    assert sum(mixed.capacity(c, 0) == 1 for c in range(200)) == 12, "exactly its share"
+    drawn = Fleet(clients=20_000, cohort=1, capacities=["1", "1/16"], shares=["0.06", "0.94"], redrawn=True)
+    assert sum(drawn.capacity(c, 0) == 1 for c in range(20_000)) / 20_000 == pytest.approx(0.06, abs=0.006)
 
 
 def test_availability_by_chance_and_by_trace() -> None:
@@ -295,3 +296,16 @@ def test_availability_by_chance_and_by_trace() -> None:
     assert [m.client for m in traced.members(3)] == [1, 2]
     able = Fleet(clients=10, cohort=10).members(0, able=Fraction(1, 4))
     assert {m.client % 5 for m in able} == {0, 1, 2}
+
+
+def test_weights_by_samples_work_for_every_method() -> None:
+    few = "task.labels_per_client=2"
+    assert not same(after(training(None, few, "method.weighting=samples")), after(training(None, few)))
+
+
+def test_a_client_without_examples_is_dropped() -> None:
+    made = training(None, "fleet.cohort=10")
+    parts = list(made.task.parts)
+    parts[3] = torch.tensor([], dtype=torch.int64)
+    made.task = replace(made.task, parts=parts)
+    assert made.run_round()["dropped"] == {"3": "ValueError: has no examples"}

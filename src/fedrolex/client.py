@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +58,12 @@ class LocalSGD:
         for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
             if getattr(self, name) < low:
                 raise FedrolexError(f"client.{name} is {getattr(self, name)}: give at least {low}")
-        if not self.lr > 0 or (self.clip is not None and not self.clip > 0):
-            raise FedrolexError(f"client.lr is {self.lr} and client.clip {self.clip}: both must be above 0")
+        for name in ("lr", "clip", "decay"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and isfinite(value)):
+                raise FedrolexError(f"client.{name} is {value}: give a number above 0")
+        if not (isfinite(self.momentum) and isfinite(self.weight_decay)):
+            raise FedrolexError("client.momentum and client.weight_decay must be finite")
 
     def rate(self, round: int) -> float:
         """The learning rate of a round."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from functools import lru_cache
 
 import numpy as np
 
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.windows import exact
-from fedrolex.streams import sample, words
+from fedrolex.streams import sample, shuffle, words
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,27 @@ class Fleet:
         if self.shares is not None:
             if len(self.shares) != len(self.capacities):
                 raise FedrolexError(f"{len(self.shares)} shares for {len(self.capacities)} capacities: give one each")
-            if sum(Fraction(str(share)) for share in self.shares) != 1:
-                raise FedrolexError("the shares of the capacities must add up to 1")
-        if isinstance(self.availability, int | float) and not 0 < self.availability <= 1:
-            raise FedrolexError(f"availability {self.availability} is outside (0, 1]")
+            if any(share < 0 for share in self._shares) or sum(self._shares) != 1:
+                raise FedrolexError("the shares of the capacities must be at least 0 and add up to 1")
+        if isinstance(self.availability, int | float):
+            if not 0 < self.availability <= 1:
+                raise FedrolexError(f"availability {self.availability} is outside (0, 1]")
+        elif not self.availability:
+            raise FedrolexError("the availability trace is empty: give at least one round")
+        else:
+            for there in self.availability:
+                wrong = next((client for client in there if not 0 <= client < self.clients), None)
+                if wrong is not None:
+                    raise FedrolexError(
+                        f"the availability trace names client {wrong}: there are 0 to {self.clients - 1}"
+                    )
+
+    @property
+    def _shares(self) -> list[Fraction]:
+        try:
+            return [Fraction(str(share)) for share in self.shares or [Fraction(1, len(self.levels))] * len(self.levels)]
+        except (ValueError, ZeroDivisionError):
+            raise FedrolexError(f"shares {self.shares} are not numbers") from None
 
     @property
     def levels(self) -> list[Fraction]:
@@ -75,10 +92,11 @@ class Fleet:
         levels = self.levels
         if not self.redrawn and self.shares is None:
             return levels[client % len(levels)]
-        key = (round, client) if self.redrawn else (client,)
-        draw = Fraction(int(words(1, self.seed, "capacity", *key)[0]), 2**64)
-        shares = [Fraction(str(s)) for s in self.shares] if self.shares else [Fraction(1, len(levels))] * len(levels)
-        for level, share in zip(levels, shares, strict=True):
+        if self.redrawn:
+            draw = Fraction(int(words(1, self.seed, "capacity", round, client)[0]), 2**64)
+        else:
+            draw = Fraction(int(_ranks(self.clients, self.seed)[client]), self.clients)
+        for level, share in zip(levels, self._shares, strict=True):
             if draw < share:
                 return level
             draw -= share
@@ -104,10 +122,10 @@ class Fleet:
                 return np.arange(self.clients)
             draws = words(self.clients, self.seed, "availability", round)
             return np.flatnonzero(draws < np.uint64(min(self.availability * 2**64, 2**64 - 1)))
-        there = sorted(set(self.availability[round % len(self.availability)]))
-        if there and not 0 <= there[0] <= there[-1] < self.clients:
-            raise FedrolexError(f"the availability trace names client {there[-1]} of {self.clients}")
-        return np.array(there, dtype=np.int64)
+        return np.array(sorted(set(self.availability[round % len(self.availability)])), dtype=np.int64)
 
 
-Mode = Literal["fixed", "redrawn"]
+@lru_cache(maxsize=4)
+def _ranks(clients: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A random place for every client: levels are dealt out along it, each to exactly its share."""
+    return np.argsort(shuffle(clients, seed, "capacity"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -45,6 +46,7 @@ def _root(
 
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit status 2."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except FedrolexError as error:
@@ -55,3 +57,11 @@ def main() -> None:
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """A polite kill is a Ctrl-C: finished rounds are kept."""
+    raise KeyboardInterrupt

@@ -67,22 +67,29 @@ def train_command(
         device=base.device if device is None else device,
         seed=base.seed if seed is None else seed,
     )
+    if seed is not None and seeds is not None:
+        raise FedrolexError("give --seed or --seeds, not both")
+    if base.weights is not None:
+        base = replace(base, weights=str(Path(base.weights).resolve()))
     chosen = [base.seed] if seeds is None else _seeds(seeds)
     folder = out or _fresh(f"{Path(recipe).stem}-{base.method.name}")
+    plans = {base.method.name: (folder, base)}
+    for number, (what, other) in enumerate((alternatives(base) if base.compare else {}).items(), 1):
+        plans[what] = (folder.with_name(f"{folder.name}-alone-{number}"), other)
+    for where, _ in plans.values():
+        if where.exists():
+            raise FedrolexError(f"{where} exists already: give another --out, or go on with: fedrolex resume {where}")
     results: list[dict[str, Any]] = []
-    for one in chosen:
-        where = folder if len(chosen) == 1 else folder / f"seed-{one}"
-        results.append(_train(replace(base, seed=one), where, f"{base.method.name}, seed {one}", as_json))
-    if base.compare:
-        for what, other in alternatives(base).items():
-            where = folder.with_name(f"{folder.name}-alone-{len(results)}")
-            results.append({**_train(other, where, what, as_json), "method": what})
+    for what, (where, plan) in plans.items():
+        for one in chosen:
+            place = where if len(chosen) == 1 else where / f"seed-{one}"
+            results.append({**_train(replace(plan, seed=one), place, what, as_json), "method": what})
     if as_json:
         typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1))
         return
     show_results(console(), results)
     if base.compare:
-        console().print(verdict(results), highlight=False)
+        console().print(verdict(results, list(plans)), highlight=False)
         picture = folder / "accuracy.png"
         draw(results, picture)
         console().print(f"picture: {picture}", highlight=False)
@@ -94,6 +101,10 @@ def resume_command(
 ) -> None:
     """Go on from the last checkpoint, bit for bit."""
     opened = Run.open(run)
+    if opened.own_task():
+        raise FedrolexError(
+            f"{run} trains a task given in Python: go on with train(None, task, out={str(run)!r}, resume=True)"
+        )
     recipe = opened.recipe()
     summary = _go(opened, recipe, recipe.method.name, as_json)
     if as_json:
@@ -138,8 +149,6 @@ def _fresh(name: str) -> Path:
 
 
 def _train(recipe: Recipe, folder: Path, what: str, quiet: bool) -> dict[str, Any]:
-    if folder.exists():
-        raise FedrolexError(f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}")
     training = prepare(recipe)
     run = Run.create(folder, recipe)
     return _go(run, recipe, what, quiet, training)
@@ -171,7 +180,12 @@ def _progress(rounds: int, what: str, quiet: bool) -> Iterator[Any]:
 
         def step(row: dict[str, Any]) -> None:
             for client, why in row["dropped"].items():
-                screen.print(f"round {row['round']}: client {client} dropped: {why}", highlight=False, markup=False)
+                screen.print(
+                    f"round {row['round']}: client {client} dropped: {why}",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=True,
+                )
             shown = f"{row['global_accuracy']:.1%}" if "global_accuracy" in row else bar.tasks[0].fields["accuracy"]
             bar.update(task, completed=row["round"] + 1, accuracy=shown)
 
@@ -188,25 +202,26 @@ def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
             str(result["method"]),
             str(result["seed"]),
             f"{result['global_accuracy']:.1%}",
-            f"{result['local_accuracy']:.1%}",
+            "" if result["local_accuracy"] is None else f"{result['local_accuracy']:.1%}",
             f"{result['bytes'] / 2**20:.1f} MiB",
-            f"{result['bytes'] / result['bytes_of_full_model']:.1%}",
+            f"{result['bytes'] / max(1, result['bytes_of_full_model']):.1%}",
             f"{result['seconds']:.0f}",
         )
     screen.print(table)
 
 
-def verdict(results: list[dict[str, Any]]) -> str:
-    """One line: did the method beat what the same fleet could do without it? The last result is out of reach."""
-    *mine, first, second, _ = results
-    ours = sum(result["global_accuracy"] for result in mine) / len(mine)
-    best = max((first, second), key=lambda result: float(result["global_accuracy"]))
-    gap = 100 * (ours - best["global_accuracy"])
+def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
+    """One line: did the first method beat what the fleet could do without it? The last one is out of reach."""
+
+    def mean(what: str) -> float:
+        found = [float(result["global_accuracy"]) for result in results if result["method"] == what]
+        return sum(found) / len(found)
+
+    best = max(methods[1:-1], key=mean)
+    gap = 100 * (mean(methods[0]) - mean(best))
     if gap > 0:
-        return (
-            f"{mine[0]['method']} beats the best this fleet could do without it ({best['method']}) by {gap:.1f} points."
-        )
-    return f"Here the fleet does better without it: {best['method']}, by {-gap:.1f} points."
+        return f"{methods[0]} beats the best this fleet could do without it ({best}) by {gap:.1f} points."
+    return f"Here the fleet does better without it: {best}, by {-gap:.1f} points."
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:

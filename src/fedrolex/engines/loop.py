@@ -44,8 +44,10 @@ class Loop:
 
     def _train(self, plan: RoundPlan, job: Job) -> Upload:
         began = time.monotonic()
-        slot, work = self._slot(plan, job), plan.client
         rows = plan.task.parts[job.client]
+        if not len(rows):
+            raise ValueError("has no examples")
+        slot, work = self._slot(plan, job), plan.client
         rate = work.rate(plan.round)
         total: Tensor | None = None
         steps = 0

@@ -32,7 +32,14 @@ class Trained:
     rows: list[dict[str, Any]]
 
 
-def train(recipe: Recipe | None = None, task: Task | None = None, *, out: Path | str | None = None, progress: Progress | None = None) -> Trained:
+def train(
+    recipe: Recipe | None = None,
+    task: Task | None = None,
+    *,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    resume: bool = False,
+) -> Trained:
     """Train a recipe, on its own task or on one given.
 
     Args:
@@ -40,11 +47,14 @@ def train(recipe: Recipe | None = None, task: Task | None = None, *, out: Path |
         task: model and data of one's own.
         out: folder for the run; a temporary one, deleted afterwards, if None.
         progress: called with the metrics of every round.
+        resume: go on with the run in ``out``, by its own recipe.
     """
-    recipe = recipe or Recipe()
-    training = prepare(recipe, task)
     with tempfile.TemporaryDirectory() as scratch:
-        run = Run.create(Path(out) if out is not None else Path(scratch) / "run", recipe)
+        folder = Path(out) if out is not None else Path(scratch) / "run"
+        run = Run.open(folder) if resume else None
+        recipe = run.recipe() if run is not None else recipe or Recipe()
+        training = prepare(recipe, task)
+        run = run or Run.create(folder, recipe, own_task=task is not None)
         summary = run.go(training, progress)
         training.axes.load(training.model, training.state)
         return Trained(training.model, training.axes, summary, run.rows())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -22,7 +23,9 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -
     Raises:
         FedrolexError: the disk is full or cannot be written; the old checkpoint is as it was.
     """
-    data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"kind": KIND, "format": FORMAT, **about})
+    data = save(
+        {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"kind": KIND, "format": FORMAT, **about}
+    )
     new = path.with_name(f".{path.name}.new")
     try:
         with open(new, "wb") as file:
@@ -36,7 +39,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -
         finally:
             os.close(folder)
     except OSError as error:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
         raise FedrolexError(f"cannot write {path}: {error.strerror}; what was there before is untouched") from error
 
 
@@ -57,7 +61,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if about.get("kind") != KIND:
         raise FedrolexError(f"{path} is not a checkpoint of a fedrolex run")
     if about.get("format") != FORMAT:
-        raise FedrolexError(f"checkpoint {path} has format {about.get('format')}; this version reads {FORMAT}: update fedrolex")
+        raise FedrolexError(
+            f"checkpoint {path} has format {about.get('format')}; this version reads {FORMAT}: update fedrolex"
+        )
     return tensors, about
 
 

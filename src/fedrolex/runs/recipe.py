@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from fedrolex.client import LocalSGD
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method, fed_dropout, fedavg, fedrolex, heterofl
-from fedrolex.slicing.schemes import spread
+from fedrolex.slicing.capture import one_line
+from fedrolex.slicing.schemes import Rolling, spread
 from fedrolex.slicing.windows import exact
 from fedrolex.tasks import Task, digits
 
@@ -34,9 +36,15 @@ class TaskRecipe:
     labels_per_client: int = 10
     width: int = 32
 
+    def __post_init__(self) -> None:
+        _one_of("task.name", self.name, TASKS)
+        if self.width < 1:
+            raise FedrolexError(f"task.width is {self.width}: give 1 or more")
+        if not 1 <= self.labels_per_client <= 10:
+            raise FedrolexError(f"task.labels_per_client is {self.labels_per_client}: give 1 to 10")
+
     def build(self, clients: int, seed: int) -> Task:
         """The task, spread over clients."""
-        _one_of("task.name", self.name, TASKS)
         return digits(clients, self.labels_per_client, self.width, seed)
 
 
@@ -53,10 +61,13 @@ class FleetRecipe:
     trace: list[list[int]] | None = None
     server: int = 1
 
-    def build(self, seed: int) -> Fleet:
-        """The fleet, its capacities as parts of the server's model."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "capacities", [str(c) for c in self.capacities])
         if self.server < 1:
             raise FedrolexError(f"fleet.server is {self.server}: give 1 or more")
+
+    def build(self, seed: int) -> Fleet:
+        """The fleet, its capacities as parts of the server's model."""
         levels = [exact(c) / self.server for c in self.capacities]
         there = self.availability if self.trace is None else self.trace
         return Fleet(
@@ -83,10 +94,20 @@ class MethodRecipe:
     able_only: bool = False
     weighting: str = "uniform"
 
-    def build(self, client: LocalSGD, cohort: int, server: int, seed: int) -> Method:
-        """The method."""
+    def __post_init__(self) -> None:
         _one_of("method.name", self.name, METHODS)
         _one_of("method.weighting", self.weighting, ("uniform", "samples"))
+        _one_of("method.rounding", self.rounding, ("floor", "ceil"))
+        _one_of("method.scope", self.scope, ("round", "capacity", "client"))
+        exact(self.width)
+        Rolling(overlap=self.overlap)
+
+    def build(self, client: LocalSGD, cohort: int, server: int, seed: int) -> Method:
+        """The method."""
+        weighting: Any = self.weighting
+        return replace(self._method(client, cohort, server, seed), weighting=weighting)
+
+    def _method(self, client: LocalSGD, cohort: int, server: int, seed: int) -> Method:
         rounding: Any = self.rounding
         match self.name:
             case "fedrolex":
@@ -97,9 +118,7 @@ class MethodRecipe:
             case "fed_dropout":
                 scope: Any = self.scope
                 return fed_dropout(client, seed=seed, scope=scope, rounding=rounding)
-        weighting: Any = self.weighting
-        width = exact(self.width) / server
-        return fedavg(client, width=width, able_only=self.able_only, weighting=weighting, rounding=rounding)
+        return fedavg(client, width=exact(self.width) / server, able_only=self.able_only, rounding=rounding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +185,12 @@ class Recipe:
                 raise FedrolexError(f"{name} is {getattr(self, name)}: give at least 1")
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        if self.deadline is not None and not self.deadline > 0:
+            raise FedrolexError(f"deadline is {self.deadline}: give seconds above 0, or null")
         if self.quorum > self.fleet.cohort:
-            raise FedrolexError(f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: no round would count")
+            raise FedrolexError(
+                f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: no round would count"
+            )
 
     def encode(self) -> dict[str, Any]:
         """Every key, defaults included, as plain data."""
@@ -183,12 +206,19 @@ class Recipe:
     def read(path: Path) -> Recipe:
         """A recipe from a YAML file."""
         try:
-            data = yaml.safe_load(path.read_text())
-        except OSError as error:
-            raise FedrolexError(f"cannot read recipe {path}: {error.strerror}") from error
-        except yaml.YAMLError as error:
-            raise FedrolexError(f"recipe {path} is not YAML: {error}") from error
-        return Recipe.decode(data or {})
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FedrolexError(f"cannot read recipe {path}: {error}") from error
+        data = _yaml(text, f"recipe {path}")
+        return Recipe.decode({} if data is None else data)
+
+    def differs_from(self, other: Recipe) -> str | None:
+        """The first key that changes what a run computes, or None; a run may go on for more rounds."""
+        mine, theirs = self.encode(), other.encode()
+        free = ("rounds", "evaluate_every", "checkpoint_every", "device", "compare", "weights")
+        if mine["rounds"] < theirs["rounds"]:
+            return "rounds"
+        return next((key for key in mine if key not in free and mine[key] != theirs[key]), None)
 
     def write(self, path: Path) -> None:
         """Write as YAML."""
@@ -201,10 +231,7 @@ class Recipe:
             key, equals, text = word.partition("=")
             if not (key and equals):
                 raise FedrolexError(f"--set {word!r} is not KEY=VALUE")
-            try:
-                value = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise FedrolexError(f"--set {key}: cannot read {text!r}") from error
+            value = _yaml(text, f"--set {key}")
             *path, last = key.split(".")
             section: Any = data
             for step in path:
@@ -216,6 +243,13 @@ class Recipe:
             else:
                 section[last] = value
         return Recipe.decode(data)
+
+
+def _yaml(text: str, what: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise FedrolexError(f"{what} is not YAML: {one_line(error)}") from error
 
 
 def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
@@ -230,7 +264,7 @@ def _build(cls: Any, data: Any, path: str) -> Any:
     if isinstance(data, str) and any(f.name == "name" for f in fields(cls)):
         data = {"name": data}
     if not isinstance(data, Mapping):
-        raise FedrolexError(f"recipe {path or 'file'} is {data!r}: expected keys and values")
+        raise FedrolexError(f"recipe {path or 'file'} is {reprlib.repr(data)}: expected keys and values")
     hints = typing.get_type_hints(cls)
     known = [f.name for f in fields(cls)]
     values = {}
@@ -252,8 +286,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         found = _convert(option, value)
         if found is not _NO:
             return found
-    wanted = " or ".join(getattr(o, "__name__", str(o)).replace("NoneType", "null") for o in options)
-    raise FedrolexError(f"recipe key {where} is {value!r} ({type(value).__name__}): expected {wanted}")
+    wanted = " or ".join((str(o) if typing.get_origin(o) else o.__name__).replace("NoneType", "null") for o in options)
+    raise FedrolexError(f"recipe key {where} is {reprlib.repr(value)} ({type(value).__name__}): expected {wanted}")
 
 
 _NO = object()
@@ -269,8 +303,11 @@ def _convert(hint: Any, value: Any) -> Any:
         return _NO if any(item is _NO for item in items) else items
     if isinstance(value, bool) and hint is not bool:
         return _NO
-    if hint is float and isinstance(value, int):
-        return float(value)
+    if hint is float and isinstance(value, int | str):
+        try:
+            return float(value)  # YAML reads 1e-3 as text
+        except ValueError:
+            return _NO
     if hint is str and isinstance(value, int | float):
         return str(value)
     return value if isinstance(value, hint) else _NO

@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedrolex.engines import Loop
 from fedrolex.errors import FedrolexError
@@ -23,7 +28,7 @@ from fedrolex.runs.recipe import Recipe
 from fedrolex.runs.training import Training, full_bytes, pick_device
 from fedrolex.slicing.trace import trace
 from fedrolex.streams import words
-from fedrolex.tasks import Examples, Task
+from fedrolex.tasks import Task
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -41,29 +46,44 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
     if len(task.parts) != fleet.clients:
         raise FedrolexError(f"the task has data for {len(task.parts)} clients, the fleet has {fleet.clients}")
     task = _on(task, device)
+    _check_task(task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(words(1, recipe.seed, "weights")[0] >> 1))
         model = task.build(recipe.fleet.server)
     axes = trace(model, task.train.x[:2].cpu())
     model.to(device)
     if recipe.weights is not None:
-        axes.load(model, checkpoint.read_weights(Path(recipe.weights)))
+        given = checkpoint.read_weights(Path(recipe.weights))
+        missing = next((name for name in axes.state(model) if name not in given), None)
+        if missing is not None:
+            raise FedrolexError(f"{recipe.weights} has no tensor {missing!r}: it does not fit this model")
+        axes.load(model, given)
     method = recipe.method.build(recipe.client.build(), fleet.cohort, recipe.fleet.server, recipe.seed)
+    if method.able_only and method.width is not None and max(fleet.levels) < method.width:
+        raise FedrolexError(
+            f"nobody in the fleet can hold width {recipe.method.width}: the largest is {recipe.fleet.capacities[0]}"
+        )
     return Training(
         task, fleet, method, Loop(model), model, axes, seed=recipe.seed, quorum=recipe.quorum, deadline=recipe.deadline
     )
 
 
+def _check_task(task: Task) -> None:
+    for what, parts, rows in (("parts", task.parts, len(task.train)), ("test_parts", task.test_parts, len(task.test))):
+        for client, part in enumerate(parts):
+            if not isinstance(part, torch.Tensor) or part.dtype != torch.int64:
+                raise FedrolexError(f"{what}[{client}] of the task is not a tensor of row numbers (int64)")
+            if len(part) and not 0 <= int(part.min()) <= int(part.max()) < rows:
+                raise FedrolexError(f"{what}[{client}] of the task names a row outside 0..{rows - 1}")
+    if len(task.test_parts) != len(task.parts):
+        raise FedrolexError(f"the task has {len(task.parts)} parts and {len(task.test_parts)} test parts: give as many")
+
+
 def _on(task: Task, device: torch.device) -> Task:
-    from dataclasses import replace
-
-    def moved(examples: Examples) -> Examples:
-        return examples.to(device)
-
     return replace(
         task,
-        train=moved(task.train),
-        test=moved(task.test),
+        train=task.train.to(device),
+        test=task.test.to(device),
         parts=[part.to(device) for part in task.parts],
         test_parts=[part.to(device) for part in task.test_parts],
     )
@@ -86,17 +106,21 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     @staticmethod
-    def create(folder: Path, recipe: Recipe) -> Run:
+    def create(folder: Path, recipe: Recipe, *, own_task: bool = False) -> Run:
         """A new folder with the recipe in it; an existing one is refused."""
+        taken = f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}"
+        if folder.exists():
+            raise FedrolexError(taken)
+        new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
         try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            raise FedrolexError(f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}") from None
+            new.mkdir(parents=True)
+            recipe.write(new / "recipe.yaml")
+            about = {**environment(), "own_task": own_task}
+            (new / "environment.json").write_text(json.dumps(about, indent=1) + "\n")
+            new.rename(folder)
         except OSError as error:
+            shutil.rmtree(new, ignore_errors=True)
             raise FedrolexError(f"cannot make {folder}: {error.strerror}") from error
-        recipe.write(folder / "recipe.yaml")
-        environment = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-        (folder / "environment.json").write_text(json.dumps(environment) + "\n")
         return Run(folder)
 
     @staticmethod
@@ -112,59 +136,91 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics so far, up to the first line that was not written whole."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         if self.metrics.is_file():
-            for line in self.metrics.read_text().splitlines():
+            for line in self.metrics.read_text(errors="replace").splitlines():
                 try:
-                    rows.append(json.loads(line))
+                    row = json.loads(line)
                 except json.JSONDecodeError:
                     break
+                if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
+                    break
+                rows.append(row)
         return rows
+
+    def own_task(self) -> bool:
+        """Whether the run trains a task given in Python, which a recipe does not describe."""
+        path = self.folder / "environment.json"
+        return path.is_file() and bool(json.loads(path.read_text()).get("own_task"))
 
     def go(self, training: Training, progress: Progress | None = None) -> dict[str, Any]:
         """Train from where the run stands to its last round; returns the summary."""
         recipe = self.recipe()
-        if self.checkpoint.is_file():
-            tensors, about = checkpoint.read(self.checkpoint)
-            training.restore(tensors, int(about["round"]))
-        kept = [row for row in self.rows() if row["round"] < training.round]
-        _replace(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        self._restore(recipe, training)
         board = _board(self.folder, training.round)
+        done = training.state, training.round
         try:
             with open(self.metrics, "a") as log:
                 while training.round < recipe.rounds:
                     row = self._round(recipe, training)
-                    log.write(json.dumps(row) + "\n")
+                    log.write(json.dumps(row, allow_nan=False) + "\n")
                     log.flush()
+                    done = training.state, training.round
                     _write_board(board, row)
                     if training.round % recipe.checkpoint_every == 0 or training.round == recipe.rounds:
                         os.fsync(log.fileno())
-                        self.save(training)
+                        self.save(recipe, *done)
                     if progress is not None:
                         progress(row)
         except KeyboardInterrupt:
-            self.save(training)
+            training.state, training.round = done
+            self.save(recipe, *done)
             raise
+        except OSError as error:
+            raise FedrolexError(f"cannot write to {self.folder}: {error.strerror}") from error
         finally:
             board.close()
         return self._finish(recipe, training)
+
+    def _restore(self, recipe: Recipe, training: Training) -> None:
+        """Put a training where its checkpoint stands, and the metrics with it."""
+        if self.checkpoint.is_file():
+            tensors, about = checkpoint.read(self.checkpoint)
+            changed = recipe.differs_from(Recipe.decode(json.loads(about["recipe"]))) if "recipe" in about else None
+            if changed is not None:
+                raise FedrolexError(
+                    f"{changed} in {self.folder}/recipe.yaml was changed since the checkpoint: start a new run"
+                )
+            training.restore(tensors, int(about["round"]))
+        rows = self.rows()[: training.round]
+        if [row["round"] for row in rows] != list(range(training.round)):
+            raise FedrolexError(
+                f"{self.metrics} does not hold rounds 0 to {training.round - 1} any more: "
+                "remove the checkpoint to start the run again, or put the file back"
+            )
+        _replace(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     @staticmethod
     def _round(recipe: Recipe, training: Training) -> dict[str, Any]:
         row = training.run_round()
         if training.round % recipe.evaluate_every == 0 or training.round == recipe.rounds:
             row.update(training.evaluate())
-        return row
+        return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
-    def save(self, training: Training) -> None:
+    def save(self, recipe: Recipe, state: Mapping[str, Tensor], round: int) -> None:
         """Write a checkpoint of the rounds done so far."""
-        checkpoint.write(self.checkpoint, training.state, {"round": str(training.round)})
+        about = {"round": str(round), "recipe": json.dumps(recipe.encode())}
+        checkpoint.write(self.checkpoint, state, about)
 
     def _finish(self, recipe: Recipe, training: Training) -> dict[str, Any]:
         rows = self.rows()
-        last = rows[-1] if rows else training.evaluate()
+        if rows and all(row["void"] for row in rows):
+            reasons = [why for row in rows for why in row["dropped"].values()]
+            raise FedrolexError(f"no round counted: {reasons[0] if reasons else 'no client was there'}")
+        last = rows[-1] if rows and "global_accuracy" in rows[-1] else training.evaluate()
         sent = sum(row["bytes_down"] + row["bytes_up"] for row in rows)
-        whole = sum(2 * full_bytes(training.axes, len(training.fleet.members(r))) for r in range(recipe.rounds))
+        members = sum(len(training.fleet.members(r)) for r in range(recipe.rounds))
+        whole = 2 * full_bytes(training) * members
         summary = {
             "method": training.method.name,
             "rounds": recipe.rounds,
@@ -176,6 +232,7 @@ class Run:
             "dropped": sum(len(row["dropped"]) for row in rows),
             "void_rounds": sum(row["void"] for row in rows),
             "seconds": sum(row["seconds"] for row in rows),
+            "capacities": "redrawn" if recipe.fleet.redrawn else "fixed",
             "run": str(self.folder),
         }
         _replace(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -189,8 +246,29 @@ def _replace(path: Path, text: str) -> None:
         new.write_text(text)
         os.replace(new, path)
     except OSError as error:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
         raise FedrolexError(f"cannot write {path}: {error.strerror}") from error
+
+
+def environment() -> dict[str, Any]:
+    """What a number needs beside it: code, libraries, machine."""
+    return {
+        "fedrolex": fedrolex_version(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }
+
+
+def fedrolex_version() -> str:
+    """The installed version."""
+    try:
+        return version("fedrolex")
+    except PackageNotFoundError:
+        return "0+unknown"
 
 
 def _board(folder: Path, round: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -80,9 +81,10 @@ class Training:
             if broken is not None:
                 raise FedrolexError(f"round {self.round}: {broken} is no longer finite; lower the learning rate")
             metrics["drift"] = drift.by_capacity(new)
-            self.state = new
-        self.round += 1
+        else:
+            new = self.state
         metrics["seconds"] = time.perf_counter() - began
+        self.state, self.round = new, self.round + 1
         return metrics
 
     def _plan(self) -> RoundPlan:
@@ -90,9 +92,7 @@ class Training:
         jobs = []
         for member in members:
             capacity = self.method.width or member.capacity
-            window = self.method.scheme.window(
-                self.axes, round=self.round, capacity=capacity, client=member.client
-            )
+            window = self.method.scheme.window(self.axes, round=self.round, capacity=capacity, client=member.client)
             jobs.append(Job(member.client, capacity, window))
         return RoundPlan(
             self.round, self.seed, self.axes, self.state, self.task, self.method.client, jobs, self.deadline
@@ -103,9 +103,9 @@ class Training:
         if isinstance(answer, Failure):
             return answer.why
         job = answer.job
-        floats = [t for t in answer.tensors.values() if isinstance(t, Tensor) and t.is_floating_point()]
-        if not all(bool(t.isfinite().all()) for t in floats):
-            return "sent a value that is not finite"
+        for name, tensor in answer.tensors.items():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                return f"sent a value that is not finite ({name}){self._batch_of_one(answer)}"
         try:
             fold.add(job.client, answer.tensors, job.window, self._weight(answer))
         except FedrolexError as error:
@@ -114,11 +114,17 @@ class Training:
         losses.append(answer.loss)
         return None
 
+    def _batch_of_one(self, upload: Upload) -> str:
+        lonely = upload.examples % self.method.client.batch == 1 and any("running_var" in n for n in self.state)
+        return "; its last batch is one example, which batch norm cannot train on" if lonely else ""
+
     def _weight(self, upload: Upload) -> float:
         return float(upload.examples) if self.method.weighting == "samples" else 1.0
 
     def _bytes(self, job: Job) -> int:
-        return 4 * self.axes.parameters(job.window)
+        """What a client receives, and sends back: parameters and buffers in their own precision."""
+        sizes = (prod(self.axes.region(n, job.window).shape) * t.element_size() for n, t in self.state.items())
+        return sum(sizes)
 
     def evaluate(self) -> dict[str, float]:
         """How good the model is now: the whole one, or the width everyone trains."""
@@ -139,9 +145,9 @@ class Training:
         self.round = round
 
 
-def full_bytes(axes: Axes, clients: int) -> int:
-    """Bytes a round of full-model training would send one way."""
-    return 4 * axes.parameters() * clients
+def full_bytes(training: Training) -> int:
+    """Bytes full-model training sends to one client in a round."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in training.state.values())
 
 
 def pick_device(name: str) -> torch.device:

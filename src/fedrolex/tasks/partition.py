@@ -38,6 +38,10 @@ def by_label(labels: Tensor, clients: int, per_client: int, seed: int) -> list[T
         rows = rows[shuffle(len(rows), seed, "rows", label)]
         for client, share in zip(who, np.array_split(rows, max(1, len(who))), strict=False):
             parts[client].append(share)
+    if any(sum(map(len, part)) == 0 for part in parts):
+        raise FedrolexError(
+            f"{len(labels)} examples for {clients} clients of {per_client} labels: some would have none"
+        )
     return [torch.from_numpy(np.sort(np.concatenate(part))) for part in parts]
 
 
