@@ -107,7 +107,7 @@ MORE: dict[str, Entry] = {
     "alexnet": partial(vision, "alexnet"),
     "mnasnet0_5": partial(vision, "mnasnet0_5"),
     "mobilenet_v2": partial(vision, "mobilenet_v2"),
-    "inception_v3": partial(vision, "inception_v3", size=128, init_weights=False),
+    "inception_v3": partial(vision, "inception_v3", size=299, init_weights=False),
     "maxvit_t": partial(vision, "maxvit_t", size=224),
     "swin_v2_t": partial(vision, "swin_v2_t"),
     "efficientnet_v2_s": partial(vision, "efficientnet_v2_s"),
