@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedrolex.runs import ClientRecipe, Recipe, TaskRecipe, prepare
+from fedrolex.runs import ClientRecipe, ImagesRecipe, Recipe, prepare
 from fedrolex.runs.training import Training
 from fedrolex.streams import shuffle
 
@@ -27,13 +27,13 @@ def bare(training: Training, modules: dict[int, nn.Module], round: int) -> None:
     """The client steps of a round and nothing else."""
     work, task = training.method.client, training.task
     for client, module in modules.items():
-        rows = task.parts[client]
+        data = task.client(client)
         optimiser = torch.optim.SGD(module.parameters(), lr=work.lr, momentum=work.momentum)
         for epoch in range(work.epochs):
-            order = torch.from_numpy(shuffle(len(rows), training.seed, "batches", round, client, epoch))
-            for batch in rows[order].split(work.batch):
+            order = torch.from_numpy(shuffle(len(data), training.seed, "batches", round, client, epoch))
+            for batch in order.split(work.batch):
                 optimiser.zero_grad()
-                task.loss(module(task.train.x[batch]), task.train.y[batch]).backward()
+                task.loss(module(task.inputs(data.x[batch])), data.y[batch]).backward()
                 optimiser.step()
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     client = ClientRecipe(epochs=options.epochs, lr=0.02)
-    recipe = replace(Recipe(device="cpu"), client=client, task=TaskRecipe(width=options.width))
+    recipe = replace(Recipe(device="cpu"), client=client, task=ImagesRecipe(width=options.width))
     recipe = recipe.with_settings(["fleet.clients=10", "fleet.cohort=10"])
     training = prepare(recipe)
     training.run_round()
@@ -60,7 +60,7 @@ def main() -> None:
         ours.append(middle - start)
         theirs.append(end - middle)
         ratios.append(ours[-1] / theirs[-1])
-    steps = sum(-(-len(part) // 16) for part in training.task.parts) * options.epochs
+    steps = sum(-(-len(training.task.client(client)) // 16) for client in range(10)) * options.epochs
     print(f"{steps} client steps a round, width {options.width}, torch {torch.__version__}, one thread")
     print(f"engine {statistics.median(ours):.3f} CPU s, bare loop {statistics.median(theirs):.3f} CPU s a round")
     print(f"ratio: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")

@@ -22,8 +22,8 @@ from fedrolex import FedrolexError
 from fedrolex.cli.app import app
 from fedrolex.runs import FleetRecipe, Recipe, Run, prepare, train
 from fedrolex.runs import checkpoint as checkpoints
-from fedrolex.tasks import Examples, Task
-from fedrolex.tasks.partition import alike, by_label, even
+from fedrolex.tasks import Classification, Examples, Task
+from fedrolex.tasks.partition import even
 
 SETTINGS = ["task.width=8", "fleet.clients=10", "fleet.cohort=5", "rounds=12", "checkpoint_every=3", "evaluate_every=4"]
 RECIPE = Recipe(device="cpu").with_settings(SETTINGS)
@@ -190,7 +190,7 @@ def test_a_bad_recipe(data: Any, says: str) -> None:
         (["train", "--set", "client.speed.x=1"], "no section 'client.speed'"),
         (["train", "--set", "fleet.capacities=[0]"], "capacity 0 is outside"),
         (["train", "--set", "fleet.cohort=99"], "a cohort of 99 of 20 clients"),
-        (["train", "--set", "task.labels_per_client=0"], "task.labels_per_client is 0: give 1 to 10"),
+        (["train", "--set", "task.partition.labels=0"], "task.partition.labels is 0: give 1 or more"),
         (["train", "--seeds", "1,x"], "--seeds '1,x'"),
         (["train", "--device", "tpu"], "device is 'tpu'"),
         (["train", "nothing.yaml"], "no recipe 'nothing.yaml'"),
@@ -338,28 +338,18 @@ def test_training_from_python_with_a_model_and_data_of_ones_own() -> None:
     torch.manual_seed(0)
     x = torch.randn(400, 6)
     y = (x[:, 0] * x[:, 1] > 0).long()
-    parts = even(300, 5, seed=0)
-    task = Task(
+    parts = even(y[:300], 5, seed=0)
+    task = Classification(
         "mine",
         lambda scale: nn.Sequential(nn.Linear(6, 32 * scale), nn.ReLU(), nn.Linear(32 * scale, 2)),
         Examples(x[:300], y[:300]),
         Examples(x[300:], y[300:]),
         parts,
-        alike(y[:300], parts, y[300:]),
     )
     recipe = Recipe(rounds=25, device="cpu", fleet=FleetRecipe(clients=5, cohort=5, capacities=["1", "1/2"]))
     done = train(recipe, task)
     assert done.summary["global_accuracy"] > 0.85
     assert len(done.rows) == 25
-
-
-def test_partitions_are_disjoint_and_hold_what_they_say() -> None:
-    labels = torch.arange(1000) % 10
-    parts = by_label(labels, 20, 3, seed=1)
-    rows = torch.cat(parts)
-    assert len(rows) == len(rows.unique()) == 1000
-    assert {len(labels[part].unique()) for part in parts} == {3}
-    assert [part[:3].tolist() for part in even(10, 3, seed=5)] == [part[:3].tolist() for part in even(10, 3, seed=5)]
 
 
 # --- found by an attack ---
@@ -445,7 +435,7 @@ def test_a_task_of_ones_own_is_resumed_from_python_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings_", "says"),
     [
-        (["fleet.clients=3000", "task.labels_per_client=2"], "some would have none"),
+        (["fleet.clients=3000", "task.partition=labels"], "would have none"),
         (["method.width=abc"], "capacity 'abc'"),
         (["method.scope=x"], "method.scope is 'x'"),
         (["fleet.shares=[abc,1,1,1,1]"], "are not numbers"),

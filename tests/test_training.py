@@ -19,7 +19,7 @@ from fedrolex.fleet import Fleet
 from fedrolex.methods import Method, fed_dropout, fedavg, fedrolex, heterofl
 from fedrolex.runs import Recipe, Training, prepare
 from fedrolex.slicing.trace import FactoryBuilder
-from fedrolex.tasks import Examples, Task
+from fedrolex.tasks import Classification, Examples
 
 SMALL = Recipe(rounds=3, device="cpu").with_settings(["task.width=8", "fleet.clients=10", "fleet.cohort=5"])
 WORK = LocalSGD(lr=0.05, momentum=0.9)
@@ -42,7 +42,9 @@ def doubled(made: Training) -> Training:
     """The same in float64: a rolled layer adds up in another order, and single precision would drift apart."""
     made.model.double()
     made.state = {name: tensor.double() for name, tensor in made.state.items()}
-    made.task = replace(made.task, train=Examples(made.task.train.x.double(), made.task.train.y))
+    assert isinstance(made.task, Classification)
+    made.task = replace(made.task, train=Examples(made.task.inputs(made.task.train.x).double(), made.task.train.y))
+    made.task = replace(made.task, pixels=None)
     return made
 
 
@@ -92,7 +94,7 @@ def test_the_fixed_point_of_fedavg_on_two_quadratics() -> None:
     axes = Axes(axes.axes, axes.tensors, build=FactoryBuilder(lambda sizes: Point(sizes["k"])))
     data = Examples(torch.zeros(2, 1, dtype=torch.float64), torch.tensor([[1.0, 0.0], [3.0, 4.0]], dtype=torch.float64))
     parts = [torch.tensor([0]), torch.tensor([1])]
-    task = Task("quadratics", lambda scale: Point(), data, data, parts, parts, loss=quadratic)
+    task = Classification("quadratics", lambda scale: Point(), data, data, parts, parts, loss=quadratic)
     fleet = Fleet(clients=2, cohort=2, capacities=["1"])
     method = fedavg(LocalSGD(epochs=5, batch=1, lr=0.1))
     made = Training(task, fleet, method, Loop(model), model, axes)
@@ -120,11 +122,14 @@ def test_one_client_with_all_data_is_ordinary_training() -> None:
     optimiser = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
     from fedrolex.streams import shuffle
 
+    assert isinstance(made.task, Classification)
     rows = made.task.parts[0]
     order = torch.from_numpy(shuffle(len(rows), made.seed, "batches", 0, 0, 0))
     for batch in rows[order].split(16):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(twin(made.task.train.x[batch]), made.task.train.y[batch]).backward()
+        nn.functional.cross_entropy(
+            twin(made.task.inputs(made.task.train.x[batch])), made.task.train.y[batch]
+        ).backward()
         optimiser.step()
     for name, tensor in after(made, 1).items():
         torch.testing.assert_close(tensor, twin.get_parameter(name).detach(), rtol=1e-4, atol=1e-6)
@@ -299,12 +304,13 @@ def test_availability_by_chance_and_by_trace() -> None:
 
 
 def test_weights_by_samples_work_for_every_method() -> None:
-    few = "task.labels_per_client=2"
+    few = "task.partition={name: labels, labels: 2}"
     assert not same(after(training(None, few, "method.weighting=samples")), after(training(None, few)))
 
 
 def test_a_client_without_examples_is_dropped() -> None:
     made = training(None, "fleet.cohort=10")
+    assert isinstance(made.task, Classification)
     parts = list(made.task.parts)
     parts[3] = torch.tensor([], dtype=torch.int64)
     made.task = replace(made.task, parts=parts)

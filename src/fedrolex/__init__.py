@@ -5,7 +5,18 @@ from importlib.metadata import PackageNotFoundError, version
 from fedrolex.coverage import Coverage, coverage
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
-from fedrolex.runs import ClientRecipe, FleetRecipe, MethodRecipe, Recipe, TaskRecipe, Trained, train
+from fedrolex.runs import (
+    ClientRecipe,
+    EvaluationRecipe,
+    FleetRecipe,
+    ImagesRecipe,
+    MethodRecipe,
+    PartitionRecipe,
+    Recipe,
+    Trained,
+    WordsRecipe,
+    train,
+)
 from fedrolex.slicing import (
     Axes,
     Axis,
@@ -27,7 +38,7 @@ from fedrolex.slicing import (
     spread,
     trace,
 )
-from fedrolex.tasks import Examples, Task
+from fedrolex.tasks import Classification, Examples, NextWord, Task
 
 try:
     __version__ = version("fedrolex")
@@ -38,17 +49,22 @@ __all__ = [
     "Axes",
     "Axis",
     "Blocks",
+    "Classification",
     "ClientRecipe",
     "Coverage",
+    "EvaluationRecipe",
     "Examples",
     "FedrolexError",
     "Fleet",
     "FleetRecipe",
     "Fold",
     "Hints",
+    "ImagesRecipe",
     "Links",
     "MethodRecipe",
+    "NextWord",
     "Ordered",
+    "PartitionRecipe",
     "Random",
     "RandomMiswired",
     "Recipe",
@@ -58,9 +74,9 @@ __all__ = [
     "Select",
     "Static",
     "Task",
-    "TaskRecipe",
     "Trained",
     "Window",
+    "WordsRecipe",
     "coverage",
     "exact",
     "pick",

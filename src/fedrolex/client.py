@@ -10,11 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedrolex.errors import FedrolexError
+
+Mask = Literal["none", "zero", "neg_inf"]
+
+
+def masked(scores: Tensor, held: Tensor, mask: Mask) -> Tensor:
+    """Scores with those of classes the client does not hold taken out.
+
+    Args:
+        scores: ``(…, classes)``.
+        held: bool ``(classes,)``.
+        mask: ``zero`` puts 0 in their place, as HeteroFL and FedRolex do (an absent class still has weight
+            e⁰ in the softmax, and wins where all present ones are negative); ``neg_inf`` removes them.
+    """
+    if mask == "none":
+        return scores
+    return torch.where(held, scores, 0.0 if mask == "zero" else -torch.inf)
 
 
 @dataclass
@@ -43,6 +60,7 @@ class LocalSGD:
         clip: largest norm of the gradient, or None.
         milestones: rounds from which the rate is ``decay`` times smaller again.
         decay: factor at each milestone.
+        mask: what the loss does with the scores of classes the client does not hold; see :func:`masked`.
     """
 
     epochs: int = 1
@@ -53,6 +71,7 @@ class LocalSGD:
     clip: float | None = None
     milestones: Sequence[int] = ()
     decay: float = 0.1
+    mask: Mask = "none"
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
@@ -64,6 +83,8 @@ class LocalSGD:
                 raise FedrolexError(f"client.{name} is {value}: give a number above 0")
         if not (isfinite(self.momentum) and isfinite(self.weight_decay)):
             raise FedrolexError("client.momentum and client.weight_decay must be finite")
+        if self.mask not in get_args(Mask):
+            raise FedrolexError(f"client.mask is {self.mask!r}: use one of {', '.join(get_args(Mask))}")
 
     def rate(self, round: int) -> float:
         """The learning rate of a round."""
@@ -74,9 +95,18 @@ class LocalSGD:
         slot.module.train()
         torch._foreach_zero_(slot.velocity)
 
-    def step(self, slot: Slot, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor], rate: float) -> Tensor:
-        """One batch; returns its loss, still on the device."""
-        value = loss(slot.module(x), y)
+    def step(
+        self,
+        slot: Slot,
+        x: Tensor,
+        y: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        rate: float,
+        held: Tensor | None = None,
+    ) -> Tensor:
+        """One batch; returns its loss, still on the device. ``held`` marks the client's classes, for ``mask``."""
+        scores = slot.module(x)
+        value = loss(scores if held is None else masked(scores, held, self.mask), y)
         gradients = list(torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
             if self.clip is not None:

@@ -1,21 +1,21 @@
 """The fleet: which clients there are, what each can hold, and which are there in a round.
 
 Nothing is stored per client: capacities, availability and cohorts are computed from keyed random streams
-when they are asked for, so a fleet of a million costs what a fleet of ten does.
+when they are asked for, so a round of a fleet of a million costs what a round of a fleet of a thousand does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.windows import exact
-from fedrolex.streams import sample, shuffle, words
+from fedrolex.streams import deck, shuffle, words
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Fleet:
         if self.shares is not None:
             if len(self.shares) != len(self.capacities):
                 raise FedrolexError(f"{len(self.shares)} shares for {len(self.capacities)} capacities: give one each")
-            if any(share < 0 for share in self._shares) or sum(self._shares) != 1:
+            if any(share < 0 for share in self.level_shares) or sum(self.level_shares) != 1:
                 raise FedrolexError("the shares of the capacities must be at least 0 and add up to 1")
         if isinstance(self.availability, int | float):
             if not 0 < self.availability <= 1:
@@ -75,54 +75,66 @@ class Fleet:
                         f"the availability trace names client {wrong}: there are 0 to {self.clients - 1}"
                     )
 
-    @property
-    def _shares(self) -> list[Fraction]:
+    @cached_property
+    def levels(self) -> list[Fraction]:
+        """The capacities as fractions."""
+        return [exact(value) for value in self.capacities]
+
+    @cached_property
+    def level_shares(self) -> list[Fraction]:
+        """How large a part of the fleet has each level."""
         try:
             return [Fraction(str(share)) for share in self.shares or [Fraction(1, len(self.levels))] * len(self.levels)]
         except (ValueError, ZeroDivisionError):
             raise FedrolexError(f"shares {self.shares} are not numbers") from None
 
-    @property
-    def levels(self) -> list[Fraction]:
-        """The capacities as fractions."""
-        return [exact(value) for value in self.capacities]
-
-    def capacity(self, client: int, round: int) -> Fraction:
+    def capacity(self, client: int, round: int = 0) -> Fraction:
         """What a client can hold in a round."""
-        levels = self.levels
         if not self.redrawn and self.shares is None:
-            return levels[client % len(levels)]
+            return self.levels[client % len(self.levels)]
         if self.redrawn:
             draw = Fraction(int(words(1, self.seed, "capacity", round, client)[0]), 2**64)
         else:
             draw = Fraction(int(_ranks(self.clients, self.seed)[client]), self.clients)
-        for level, share in zip(levels, self._shares, strict=True):
+        for level, share in zip(self.levels, self.level_shares, strict=True):
             if draw < share:
                 return level
             draw -= share
-        return levels[-1]
+        return self.levels[-1]
+
+    def present(self, client: int, round: int) -> bool:
+        """Whether a client is there in a round."""
+        if isinstance(self.availability, int | float):
+            chance = self.availability
+            return chance == 1 or int(words(1, self.seed, "availability", round, client)[0]) < int(chance * 2**64)
+        return client in self.availability[round % len(self.availability)]
 
     def members(self, round: int, able: Fraction | None = None) -> list[Member]:
-        """The cohort of a round, in the order of client numbers.
+        """The cohort of a round, in the order of client numbers: drawn one by one until it is full.
 
         Args:
             round: counted from 0.
             able: only clients with at least this capacity may take part.
         """
-        candidates = self._present(round)
-        if able is not None:
-            candidates = np.array([c for c in candidates if self.capacity(int(c), round) >= able], dtype=np.int64)
-        count = min(self.cohort, len(candidates))
-        chosen = candidates[sample(len(candidates), count, self.seed, "cohort", round)] if count else candidates
-        return [Member(int(client), self.capacity(int(client), round)) for client in chosen]
+        chosen: list[Member] = []
+        for client in self._called(round):
+            member = Member(client, self.capacity(client, round))
+            if able is None or member.capacity >= able:
+                chosen.append(member)
+                if len(chosen) == self.cohort:
+                    break
+        return sorted(chosen, key=lambda member: member.client)
 
-    def _present(self, round: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _called(self, round: int) -> Iterator[int]:
+        """The clients that are there, in random order."""
         if isinstance(self.availability, int | float):
-            if self.availability == 1:
-                return np.arange(self.clients)
-            draws = words(self.clients, self.seed, "availability", round)
-            return np.flatnonzero(draws < np.uint64(min(self.availability * 2**64, 2**64 - 1)))
-        return np.array(sorted(set(self.availability[round % len(self.availability)])), dtype=np.int64)
+            for client in deck(self.clients, self.seed, "cohort", round):
+                if self.present(client, round):
+                    yield client
+        else:
+            there = sorted(set(self.availability[round % len(self.availability)]))
+            for place in deck(len(there), self.seed, "cohort", round):
+                yield there[place]
 
 
 @lru_cache(maxsize=4)

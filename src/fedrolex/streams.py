@@ -7,9 +7,12 @@ numpy version, in whatever order streams are opened, on the server and on a clie
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+
+BLOCK = 1024
 
 
 def words(count: int, seed: int, purpose: str, *key: object) -> NDArray[np.uint64]:
@@ -27,3 +30,22 @@ def shuffle(size: int, seed: int, purpose: str, *key: object) -> NDArray[np.int6
 def sample(size: int, count: int, seed: int, purpose: str, *key: object) -> NDArray[np.int64]:
     """``count`` of ``range(size)`` without replacement, uniformly, in ascending order, shape ``(count,)``."""
     return np.sort(shuffle(size, seed, purpose, *key)[:count])
+
+
+def deck(size: int, seed: int, purpose: str, *key: object) -> Iterator[int]:
+    """``range(size)`` in random order, one at a time: costs what is taken, whatever the size.
+
+    A Fisher-Yates shuffle that remembers only the places it has touched.
+    """
+    moved: dict[int, int] = {}
+    for block in range(0, size, BLOCK):
+        draws = words(min(BLOCK, size - block), seed, purpose, *key, block).tolist()
+        for place, word in enumerate(draws, block):
+            other = place + (word * (size - place) >> 64)
+            yield moved.get(other, other)
+            moved[other] = moved.pop(place, place)
+
+
+def uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Numbers in (0, 1) from random words, the same on every platform."""
+    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from fedrolex import __version__
+from fedrolex.cli.costs import costs_command
 from fedrolex.cli.coverage import coverage_command
+from fedrolex.cli.data import data_app
 from fedrolex.cli.slice import slice_command
 from fedrolex.cli.train import list_command, resume_command, show_command, train_command
 from fedrolex.errors import FedrolexError
@@ -27,6 +29,8 @@ app.command("list")(list_command)
 app.command("show")(show_command)
 app.command("slice")(slice_command)
 app.command("coverage")(coverage_command)
+app.command("costs")(costs_command)
+app.add_typer(data_app)
 
 
 def _version(wanted: bool) -> None:

@@ -1,9 +1,11 @@
-"""``fedrolex coverage``: which nodes and which weights of a model a scheme reaches."""
+"""``fedrolex coverage``: how soon everything is trained, in theory; which weights of a model a scheme reaches."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +15,8 @@ from rich.table import Table
 
 from fedrolex.cli.arguments import build_model, read_inputs
 from fedrolex.cli.console import console, share
+from fedrolex.cli.figures import check_figure, draw_coverage
+from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, node_rows, show_lemmas, show_nodes
 from fedrolex.coverage import Coverage, coverage
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing import Axes, Blocks, Random, Rolling, Scheme, Static, exact, spread, trace
@@ -38,7 +42,12 @@ def make_scheme(name: str, clients: int, overlap: str, seed: int) -> Scheme:
 
 
 def coverage_command(
-    factory: Annotated[str, typer.Argument(metavar="[MODULE:FACTORY]", help="The model.")] = MODEL,
+    factory: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:FACTORY]", help="The model.", show_default=f"{MODEL}, and the lemmas before it"
+        ),
+    ] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,25 +74,53 @@ def coverage_command(
         int | None, typer.Option(min=1, help="Rounds to count.", show_default="size of the widest axis, one full roll")
     ] = None,
     overlap: Annotated[str, typer.Option(help="Overlap r of consecutive rolling windows: 1 moves by one node.")] = "1",
-    seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
+    indices: Annotated[
+        list[int] | None,
+        typer.Option(min=2, max=4096, help="Sub-models in the lemmas. Repeatable.", show_default="2, 5, 8, 16, 64"),
+    ] = None,
+    times: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="How often each must be trained. Repeatable.", show_default="1, 2, 3, 5"),
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes of the layer that is covered.")] = 64,
+    trials: Annotated[int, typer.Option(min=2, help="Trials of each simulation.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of random windows and of the simulations.")] = 0,
+    figure: Annotated[Path | None, typer.Option(help="Also draw all of it to this file (png, svg or pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Count the nodes and weights each scheme reaches after some rounds."""
+    """Rounds until everything is trained, in theory; nodes and weights each scheme reaches, counted.
+
+    The theory is left out when a model is named, unless --indices, --times or --figure ask for it.
+    """
+    check_figure(figure)
     betas = [exact(c) for c in capacities or ["1/2", "1/4", "1/8", "1/16"]]
     chosen = [(name, make_scheme(name, clients, overlap, seed)) for name in schemes or ["rolling"]]
+    theory = factory is None or figure is not None or bool(indices or times)
+    lemmas = lemma_rows(indices or INDICES, times or TIMES, trials, seed) if theory else []
+    layer = node_rows(nodes, betas, trials, seed) if theory else []
+    factory = factory or MODEL
     model = build_model(factory, arguments or [])
     axes = trace(model, read_inputs(inputs or [], model))
     count = rounds or max(axis.size for axis in axes.cut_axes)
     found = _count(axes, chosen, betas, clients, count, quiet=as_json)
+    if figure is not None:
+        draw_coverage(lemmas, layer, [(name, str(beta), result.matrices) for name, beta, result in found], figure)
     if as_json:
         rows = [{"scheme": name, "capacity": str(beta), **result.encode()} for name, beta, result in found]
-        typer.echo(json.dumps({"model": factory, "results": rows}, indent=1))
+        theory_rows = {"lemmas": [asdict(row) for row in lemmas], "nodes": [asdict(row) for row in layer]}
+        typer.echo(json.dumps({"model": factory, "results": rows, **theory_rows}, indent=1))
         return
-    table = Table(
-        title=f"{factory}, {count} rounds of {clients} client{'s' * (clients > 1)}",
-        title_justify="left",
-        title_style="bold",
-    )
+    screen = console()
+    if theory:
+        show_lemmas(screen, lemmas, trials)
+        show_nodes(screen, layer, trials)
+    _show(screen, found, f"{factory}, {count} rounds of {clients} client{'s' * (clients > 1)}")
+    if figure is not None:
+        screen.print(f"figure: {figure}", highlight=False)
+
+
+def _show(screen: Console, found: list[tuple[str, Fraction, Coverage]], title: str) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
     for heading in ("scheme", "capacity", "nodes", "weights", "in matrices", "never trained", "unevenness"):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for name, beta, result in found:
@@ -96,7 +133,6 @@ def coverage_command(
             f"{result.untouched:,}",
             f"{result.variation:.2f}",
         )
-    screen = console()
     screen.print(table)
     screen.print("Shares reached: a weight is trained only when both its ends are in the window.", style="dim")
     screen.print("Unevenness: standard deviation over mean of the updates per weight of a matrix.", style="dim")

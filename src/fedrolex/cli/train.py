@@ -28,6 +28,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, e.g. client.lr=0.05. Repeatable."),
 ]
+DataFolder = Annotated[
+    str | None,
+    typer.Option("--data", metavar="DIR", help="Folder of the data sets.", show_default="FEDROLEX_DATA"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -56,6 +60,7 @@ def train_command(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Key of every random choice.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="A,B,C", help="Several runs, one a seed.")] = None,
+    data: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run.", show_default="runs/NAME-N")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,6 +71,7 @@ def train_command(
         engine=base.engine if engine is None else engine,
         device=base.device if device is None else device,
         seed=base.seed if seed is None else seed,
+        data=base.data if data is None else str(Path(data).resolve()),
     )
     if seed is not None and seeds is not None:
         raise FedrolexError("give --seed or --seeds, not both")
@@ -97,6 +103,7 @@ def train_command(
 
 def resume_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on from the last checkpoint, bit for bit."""
@@ -106,6 +113,7 @@ def resume_command(
             f"{run} trains a task given in Python: go on with train(None, task, out={str(run)!r}, resume=True)"
         )
     recipe = opened.recipe()
+    recipe = recipe if data is None else replace(recipe, data=str(Path(data).resolve()))
     summary = _go(opened, recipe, recipe.method.name, as_json)
     if as_json:
         typer.echo(json.dumps(summary, indent=1))
@@ -202,12 +210,15 @@ def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
             str(result["method"]),
             str(result["seed"]),
             f"{result['global_accuracy']:.1%}",
-            "" if result["local_accuracy"] is None else f"{result['local_accuracy']:.1%}",
+            "" if result.get("local_accuracy") is None else f"{result['local_accuracy']:.1%}",
             f"{result['bytes'] / 2**20:.1f} MiB",
             f"{result['bytes'] / max(1, result['bytes_of_full_model']):.1%}",
             f"{result['seconds']:.0f}",
         )
     screen.print(table)
+    found = {str(result["statistics"]) for result in results if result.get("statistics")}
+    if found:
+        screen.print(f"Batch norm statistics: {', '.join(sorted(found))}.", style="dim", highlight=False)
 
 
 def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol
 
@@ -17,11 +17,19 @@ from fedrolex.tasks.task import Task
 
 @dataclass(frozen=True)
 class Job:
-    """One client's work in one round."""
+    """One client's work in one round.
+
+    Attributes:
+        client: its number.
+        capacity: what it trains, as a part of the server's model.
+        window: which nodes.
+        own: whole tensors that stand in for the server's of the same name: what its capacity keeps apart.
+    """
 
     client: int
     capacity: Fraction
     window: Window
+    own: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class RoundPlan:
         client: what each client does.
         jobs: in the order of client numbers.
         deadline: seconds a client may take, checked between steps; None is no limit.
+        tell_labels: whether clients say which classes they hold.
     """
 
     round: int
@@ -47,17 +56,28 @@ class RoundPlan:
     client: LocalSGD
     jobs: Sequence[Job]
     deadline: float | None = None
+    tell_labels: bool = False
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends back; the tensors are only good until the next answer is asked for."""
+    """What a client sends back; the tensors are only good until the next answer is asked for.
+
+    Attributes:
+        job: what it was asked.
+        tensors: the window's part of every tensor, trained.
+        examples: how many it trained on.
+        loss: mean over its steps.
+        steps: how many.
+        labels: the classes it holds, where it was asked.
+    """
 
     job: Job
     tensors: Mapping[str, Tensor]
     examples: int
     loss: float
     steps: int
+    labels: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,29 +40,48 @@ class Loop:
         if key not in self._slots:
             self._slots[key] = Slot(plan.axes.cut(self.model, job.window))
         slot = self._slots[key]
-        plan.axes.load(slot.module, plan.state, job.window)
+        plan.axes.load(slot.module, {**plan.state, **job.own}, job.window)
         return slot
 
     def _train(self, plan: RoundPlan, job: Job) -> Upload:
         began = time.monotonic()
-        rows = plan.task.parts[job.client]
-        if not len(rows):
+        task, work = plan.task, plan.client
+        data = task.client(job.client)
+        if not len(data):
             raise ValueError("has no examples")
-        slot, work = self._slot(plan, job), plan.client
+        device = data.y.device
+        slot = self._slot(plan, job)
         rate = work.rate(plan.round)
+        labels = data.y.unique() if plan.tell_labels or work.mask != "none" else None
+        held = None
+        if labels is not None and work.mask != "none":
+            held = torch.zeros(task.classes, dtype=torch.bool, device=device).index_fill_(0, labels, True)
         total: Tensor | None = None
         steps = 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(words(1, plan.seed, "client", plan.round, job.client)[0] >> 1))
             work.start(slot)
             for epoch in range(work.epochs):
-                order = torch.from_numpy(shuffle(len(rows), plan.seed, "batches", plan.round, job.client, epoch))
-                for batch in rows[order].split(work.batch):
+                key = (plan.round, job.client, epoch)
+                order = torch.from_numpy(shuffle(len(data), plan.seed, "batches", *key)).to(device)
+                draws = random_draws(len(data), plan.seed, *key).to(device) if task.random_inputs else None
+                for batch in order.split(work.batch):
                     if plan.deadline is not None and time.monotonic() - began > plan.deadline:
                         raise TimeoutError(f"past its deadline of {plan.deadline} s after {steps} steps")
-                    data = plan.task.train.rows(batch)
-                    loss = work.step(slot, data.x, data.y, plan.task.loss, rate)
+                    x = task.inputs(data.x[batch], None if draws is None else draws[batch])
+                    loss = work.step(slot, x, data.y[batch], task.loss, rate, held)
                     total = loss if total is None else total + loss
                     steps += 1
-        tensors = plan.axes.state(slot.module, job.window)
-        return Upload(job, tensors, len(rows), float(total) / steps if total is not None else float("nan"), steps)
+        return Upload(
+            job,
+            plan.axes.state(slot.module, job.window),
+            len(data),
+            float(total) / steps if total is not None else float("nan"),
+            steps,
+            labels.tolist() if labels is not None and plan.tell_labels else None,
+        )
+
+
+def random_draws(count: int, seed: int, round: int, client: int, epoch: int) -> Tensor:
+    """One random int64 ≥ 0 for every example of a client, for :meth:`~fedrolex.tasks.task.Task.inputs`."""
+    return torch.from_numpy((words(count, seed, "augment", round, client, epoch) >> np.uint64(1)).astype(np.int64))

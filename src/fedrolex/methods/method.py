@@ -11,6 +11,7 @@ from fedrolex.slicing.fold import Normaliser
 from fedrolex.slicing.schemes import Scheme
 
 Weighting = Literal["uniform", "samples"]
+Norms = Literal["shared", "per_capacity"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,8 @@ class Method:
         normaliser: what the average divides by.
         width: everyone trains this width instead of what it can hold.
         able_only: only clients that can hold ``width`` take part.
+        norms: whether all capacities share scales and shifts of norms, or each keeps its own.
+        rows: a class's part of the output layer is averaged over the clients that hold the class only.
     """
 
     name: str
@@ -34,3 +37,5 @@ class Method:
     normaliser: Normaliser = "per_position"
     width: Fraction | None = None
     able_only: bool = False
+    norms: Norms = "shared"
+    rows: bool = False

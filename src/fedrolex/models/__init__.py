@@ -1,6 +1,7 @@
-"""Bundled models: the two of the paper, each with a factory of its own for smaller sizes."""
+"""Bundled models: the two of the paper, each with a factory of its own for smaller sizes, and a small one."""
 
+from fedrolex.models.convnet import ConvNet
 from fedrolex.models.preresnet import PreResNet, preresnet18, preresnet34
 from fedrolex.models.words import WordTransformer, word_transformer
 
-__all__ = ["PreResNet", "WordTransformer", "preresnet18", "preresnet34", "word_transformer"]
+__all__ = ["ConvNet", "PreResNet", "WordTransformer", "preresnet18", "preresnet34", "word_transformer"]

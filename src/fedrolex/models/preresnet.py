@@ -7,40 +7,115 @@ without bias, and projection shortcuts that read the pre-activated input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from fedrolex.errors import FedrolexError
 from fedrolex.slicing.trace import Hints
+
+GROUPS = 4
+Norm = Literal["static", "batch", "group", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a PreResNet is made of.
+
+    Attributes:
+        blocks: blocks in each of the four stages.
+        classes: size of the output.
+        channels: image channels.
+        width: channels of the first stage; each later one has twice as many as the one before.
+        norm: ``static`` is batch norm that keeps no running statistics (HeteroFL's; see
+            :mod:`fedrolex.models.norms` for evaluation), ``batch`` keeps them, ``group`` has four groups
+            (sub-models keep the groups and cut inside them), ``none`` has no norms.
+        scaler: divide by width over full width before each norm while training, as HeteroFL does.
+            Batch and group norm undo it (up to their ε); without norms it matters.
+        size: height and width of the images.
+    """
+
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    classes: int = 10
+    channels: int = 3
+    width: int = 64
+    norm: Norm = "static"
+    scaler: bool = False
+    size: int = 32
+    groups: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.norm not in get_args(Norm):
+            raise FedrolexError(f"norm {self.norm!r} is unknown: use one of {', '.join(get_args(Norm))}")
+        object.__setattr__(self, "groups", GROUPS if self.norm == "group" else 1)
+        if self.width < 1 or self.width % self.groups:
+            raise FedrolexError(f"width {self.width}: give a positive multiple of {self.groups} for norm {self.norm!r}")
+
+
+def _norm(plan: Plan, channels: int) -> nn.Module:
+    match plan.norm:
+        case "static":
+            return nn.BatchNorm2d(channels, track_running_stats=False)
+        case "batch":
+            return nn.BatchNorm2d(channels)
+        case "group":
+            return nn.GroupNorm(plan.groups, channels)
+        case _:
+            return nn.Identity()
+
+
+class Scaler(nn.Module):
+    """HeteroFL's scaler: divides by ``rate`` while training."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape."""
+        return x / self.rate if self.training and self.rate != 1 else x
+
+
+def _scaler(plan: Plan, own: int, full: int) -> nn.Module:
+    return Scaler(own / full) if plan.scaler else nn.Identity()
 
 
 class Block(nn.Module):
     """Norm, ReLU, 3×3, norm, ReLU, 3×3, plus the shortcut.
 
     Args:
-        inputs: channels in.
-        inner: channels between the two convolutions.
-        outputs: channels out.
+        plan: of the whole network.
+        inputs, inner, outputs: channels in, between the two convolutions, and out: (own, full) each.
         stride: of the first convolution and of the shortcut.
         project: use a 1×1 convolution as the shortcut instead of the identity.
     """
 
-    def __init__(self, inputs: int, inner: int, outputs: int, stride: int, project: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        inputs: tuple[int, int],
+        inner: tuple[int, int],
+        outputs: tuple[int, int],
+        stride: int,
+        project: bool,
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.BatchNorm2d(inputs)
-        self.conv1 = nn.Conv2d(inputs, inner, 3, stride, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(inner)
-        self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if project else None
+        self.scale1, self.norm1 = _scaler(plan, *inputs), _norm(plan, inputs[0])
+        self.conv1 = nn.Conv2d(inputs[0], inner[0], 3, stride, padding=1, bias=False)
+        self.scale2, self.norm2 = _scaler(plan, *inner), _norm(plan, inner[0])
+        self.conv2 = nn.Conv2d(inner[0], outputs[0], 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(inputs[0], outputs[0], 1, stride, bias=False) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
         """``(batch, inputs, h, w)`` to ``(batch, outputs, h / stride, w / stride)``."""
-        active = torch.relu(self.norm1(x))
+        active = torch.relu(self.norm1(self.scale1(x)))
         shortcut = x if self.shortcut is None else self.shortcut(active)
         inner = self.conv1(active)
-        y: Tensor = self.conv2(torch.relu(self.norm2(inner))) + shortcut
+        y: Tensor = self.conv2(torch.relu(self.norm2(self.scale2(inner)))) + shortcut
         return y
 
 
@@ -48,38 +123,36 @@ class PreResNet(nn.Module):
     """Pre-activation residual network; every width can be set on its own.
 
     Args:
-        blocks: blocks in each of the four stages.
-        classes: size of the output.
-        channels: image channels.
-        sizes: axis name to width: ``stream0`` … ``stream3`` for the stages' residual streams,
-            ``inner0.0`` … for the insides of their blocks. Missing ones have the paper's width.
+        plan: the server's model.
+        sizes: axis name to width, for sub-models: ``stream0`` … ``stream3`` for the stages' residual
+            streams, ``inner0.0`` … for the insides of their blocks; with group norm ``stream0.2`` …, the
+            width of one group.
     """
 
-    def __init__(
-        self,
-        blocks: Sequence[int] = (2, 2, 2, 2),
-        classes: int = 10,
-        channels: int = 3,
-        sizes: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan | None = None, sizes: Mapping[str, int] | None = None) -> None:
         super().__init__()
+        self.plan = plan = plan or Plan()
         sizes = sizes or {}
-        self.plan = (tuple(blocks), classes, channels)
-        widths = (64, 128, 256, 512)
-        streams = [sizes.get(f"stream{stage}", width) for stage, width in enumerate(widths)]
-        self.stem = nn.Conv2d(channels, streams[0], 3, padding=1, bias=False)
+
+        def wide(axis: str, full: int) -> tuple[int, int]:
+            inside = axis if plan.groups == 1 else f"{axis}.2"  # with groups, `axis` counts them
+            return sizes.get(inside, full // plan.groups) * plan.groups, full
+
+        widths = [plan.width * 2**stage for stage in range(len(plan.blocks))]
+        streams = [wide(f"stream{stage}", full) for stage, full in enumerate(widths)]
+        self.stem = nn.Conv2d(plan.channels, streams[0][0], 3, padding=1, bias=False)
         self.stages = nn.ModuleList()
         before = streams[0]
-        for stage, count in enumerate(blocks):
+        for stage, count in enumerate(plan.blocks):
             layers: list[nn.Module] = []
             for block in range(count):
-                inner = sizes.get(f"inner{stage}.{block}", widths[stage])
+                inner = wide(f"inner{stage}.{block}", widths[stage])
                 first = block == 0 and stage > 0
-                layers.append(Block(before, inner, streams[stage], 2 if first else 1, project=first))
+                layers.append(Block(plan, before, inner, streams[stage], 2 if first else 1, project=first))
                 before = streams[stage]
             self.stages.append(nn.Sequential(*layers))
-        self.norm = nn.BatchNorm2d(before)
-        self.head = nn.Linear(before, classes)
+        self.scale, self.norm = _scaler(plan, *before), _norm(plan, before[0])
+        self.head = nn.Linear(before[0], plan.classes)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,34 +160,47 @@ class PreResNet(nn.Module):
         x = self.stem(x)
         for stage in self.stages:
             x = stage(x)
-        scores: Tensor = self.head(torch.relu(self.norm(x)).mean((2, 3)))
+        scores: Tensor = self.head(torch.relu(self.norm(self.scale(x))).mean((2, 3)))
         return scores
 
     def slicing_example(self) -> Tensor:
         """Two images of the size the model is made for."""
-        return torch.randn(2, self.plan[2], 32, 32, generator=torch.Generator().manual_seed(0))
+        plan = self.plan
+        return torch.randn(2, plan.channels, plan.size, plan.size, generator=torch.Generator().manual_seed(0))
 
     def slicing_hints(self) -> Hints:
         """Axes are derived by tracing; here they only get their names and a factory."""
-        blocks, classes, channels = self.plan
         names = {"stem.weight:0": "stream0"}
-        for stage, count in enumerate(blocks):
+        for stage, count in enumerate(self.plan.blocks):
             if stage:
                 names[f"stages.{stage}.0.shortcut.weight:0"] = f"stream{stage}"
             for block in range(count):
                 names[f"stages.{stage}.{block}.conv1.weight:0"] = f"inner{stage}.{block}"
-        return Hints(name=names, factory=partial(_build, blocks, classes, channels))
+        return Hints(name=names, factory=partial(PreResNet, self.plan))
 
 
-def _build(blocks: Sequence[int], classes: int, channels: int, sizes: Mapping[str, int]) -> PreResNet:
-    return PreResNet(blocks, classes, channels, sizes)
-
-
-def preresnet18(classes: int = 10, channels: int = 3) -> PreResNet:
+def preresnet18(
+    classes: int = 10,
+    channels: int = 3,
+    width: int = 64,
+    norm: Norm = "static",
+    scaler: bool = False,
+    size: int = 32,
+) -> PreResNet:
     """The paper's model: 11,172,170 parameters with ten classes."""
-    return PreResNet((2, 2, 2, 2), classes, channels)
+    return PreResNet(Plan(classes=classes, channels=channels, width=width, norm=norm, scaler=scaler, size=size))
 
 
-def preresnet34(classes: int = 10, channels: int = 3) -> PreResNet:
+def preresnet34(
+    classes: int = 10,
+    channels: int = 3,
+    width: int = 64,
+    norm: Norm = "static",
+    scaler: bool = False,
+    size: int = 32,
+) -> PreResNet:
     """The deeper variant, blocks 3, 4, 6, 3."""
-    return PreResNet((3, 4, 6, 3), classes, channels)
+    blocks = (3, 4, 6, 3)
+    return PreResNet(
+        Plan(blocks=blocks, classes=classes, channels=channels, width=width, norm=norm, scaler=scaler, size=size)
+    )

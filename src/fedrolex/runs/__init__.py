@@ -1,11 +1,12 @@
 """Runs: recipes, training, folders, checkpoints."""
 
 from fedrolex.runs.api import Trained, train
-from fedrolex.runs.recipe import ClientRecipe, FleetRecipe, MethodRecipe, Recipe, TaskRecipe
+from fedrolex.runs.recipe import ClientRecipe, EvaluationRecipe, FleetRecipe, MethodRecipe, Recipe
 from fedrolex.runs.run import Run, prepare
+from fedrolex.runs.task_recipe import ImagesRecipe, PartitionRecipe, WordsRecipe
 from fedrolex.runs.training import Training
 
 __all__ = [
-    "ClientRecipe", "FleetRecipe", "MethodRecipe", "Recipe", "Run", "TaskRecipe", "Trained", "Training", "prepare",
-    "train",
+    "ClientRecipe", "EvaluationRecipe", "FleetRecipe", "ImagesRecipe", "MethodRecipe", "PartitionRecipe", "Recipe",
+    "Run", "Trained", "Training", "WordsRecipe", "prepare", "train",
 ]  # fmt: skip

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-import reprlib
-import types
-import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +14,40 @@ from fedrolex.client import LocalSGD
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method, fed_dropout, fedavg, fedrolex, heterofl
-from fedrolex.slicing.capture import one_line
+from fedrolex.runs.decode import from_plain, one_of, read_yaml
+from fedrolex.runs.measure import Measure
+from fedrolex.runs.task_recipe import ImagesRecipe, WordsRecipe
 from fedrolex.slicing.schemes import Rolling, spread
 from fedrolex.slicing.windows import exact
-from fedrolex.tasks import Task, digits
 
 FORMAT = 1
 METHODS = ("fedrolex", "heterofl", "fed_dropout", "fedavg")
-TASKS = ("digits",)
+TASKS = ("images", "words")
 ENGINES = ("loop",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskRecipe:
-    """What is learned."""
-
-    name: str = "digits"
-    labels_per_client: int = 10
-    width: int = 32
-
-    def __post_init__(self) -> None:
-        _one_of("task.name", self.name, TASKS)
-        if self.width < 1:
-            raise FedrolexError(f"task.width is {self.width}: give 1 or more")
-        if not 1 <= self.labels_per_client <= 10:
-            raise FedrolexError(f"task.labels_per_client is {self.labels_per_client}: give 1 to 10")
-
-    def build(self, clients: int, seed: int) -> Task:
-        """The task, spread over clients."""
-        return digits(clients, self.labels_per_client, self.width, seed)
+LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
+INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRecipe:
-    """Who learns it. ``server`` is how many times wider the server's model is than the largest client's."""
+    """Who learns it.
 
-    clients: int = 20
+    Attributes:
+        clients: how many; null is as many as the data has users.
+        cohort: how many take part in a round.
+        capacities: the levels, or the name of a mix: ``uniform`` (1 to 1/16, equal shares), ``income`` (the same
+            levels in the shares of household incomes, 6, 10, 11, 18 and 55 %), ``rho:0.3`` (that share has 1, the rest
+            1/16), ``gamma:4`` (all have 1/4: a server four times as wide as every client).
+        shares: how large a part of the fleet has each level; null is equal parts.
+        redrawn: draw every client's capacity anew each round, as in the published runs.
+        availability: chance that a client is there in a round.
+        trace: instead, the clients that are there, a list a round.
+        server: how many times wider the server's model is than the task's.
+    """
+
+    clients: int | None = 20
     cohort: int = 10
-    capacities: list[str] = field(default_factory=lambda: ["1", "1/2", "1/4", "1/8", "1/16"])
+    capacities: list[str] | str = field(default_factory=lambda: list(LEVELS))
     shares: list[str] | None = None
     redrawn: bool = False
     availability: float = 1.0
@@ -62,16 +55,25 @@ class FleetRecipe:
     server: int = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.capacities, str):
+            if self.shares is not None:
+                raise FedrolexError(f"fleet.capacities {self.capacities!r} has its own shares: leave fleet.shares out")
+            levels, shares = _mix(self.capacities)
+            object.__setattr__(self, "capacities", levels)
+            object.__setattr__(self, "shares", shares)
         object.__setattr__(self, "capacities", [str(c) for c in self.capacities])
         if self.server < 1:
             raise FedrolexError(f"fleet.server is {self.server}: give 1 or more")
 
-    def build(self, seed: int) -> Fleet:
-        """The fleet, its capacities as parts of the server's model."""
+    def build(self, seed: int, clients: int | None = None) -> Fleet:
+        """The fleet, its capacities as parts of the server's model; ``clients`` where the data says how many."""
+        count = self.clients if clients is None else clients
+        if count is None:
+            raise FedrolexError("fleet.clients is null: say how many, only text data has users of its own")
         levels = [exact(c) / self.server for c in self.capacities]
         there = self.availability if self.trace is None else self.trace
         return Fleet(
-            clients=self.clients,
+            clients=count,
             cohort=self.cohort,
             capacities=levels,
             shares=self.shares,
@@ -81,9 +83,40 @@ class FleetRecipe:
         )
 
 
+def _mix(name: str) -> tuple[list[str], list[str] | None]:
+    """Capacities and shares of a mix by name."""
+    kind, colon, number = name.partition(":")
+    wrong = FedrolexError(f"fleet.capacities is {name!r}: use a list, uniform, income, rho:SHARE or gamma:FACTOR")
+    if name == "uniform":
+        return list(LEVELS), None
+    if name == "income":
+        return list(LEVELS), list(INCOME)
+    try:
+        value = Fraction(number)
+    except (ValueError, ZeroDivisionError):
+        raise wrong from None
+    if kind == "rho" and colon and 0 <= value <= 1:
+        return ["1", "1/16"], [str(value), str(1 - value)]
+    if kind == "gamma" and value >= 1:
+        return [str(1 / value)], None
+    raise wrong
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodRecipe:
-    """How. ``width`` and ``able_only`` are fedavg's, ``overlap`` and ``spread`` fedrolex's."""
+    """How.
+
+    Attributes:
+        name: of the method.
+        rounding: of β·K: ``floor`` or ``ceil``; at least one node is kept.
+        overlap, spread: fedrolex's: overlap of consecutive windows; an offset for each axis and client.
+        scope: fed_dropout's: who shares a draw.
+        width, able_only: fedavg's: what everyone trains, and whether only those who can hold it do.
+        weighting: of a client in the average: ``uniform`` or ``samples``.
+        norms: ``shared``, or ``per_capacity``: every capacity keeps scales and shifts of its own.
+        rows: average a class's part of the output layer over the clients that hold the class only. They
+            must say which they hold.
+    """
 
     name: str = "fedrolex"
     rounding: str = "floor"
@@ -93,19 +126,24 @@ class MethodRecipe:
     width: str = "1"
     able_only: bool = False
     weighting: str = "uniform"
+    norms: str = "shared"
+    rows: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("method.name", self.name, METHODS)
-        _one_of("method.weighting", self.weighting, ("uniform", "samples"))
-        _one_of("method.rounding", self.rounding, ("floor", "ceil"))
-        _one_of("method.scope", self.scope, ("round", "capacity", "client"))
+        one_of("method.name", self.name, METHODS)
+        one_of("method.norms", self.norms, ("shared", "per_capacity"))
+        one_of("method.weighting", self.weighting, ("uniform", "samples"))
+        one_of("method.rounding", self.rounding, ("floor", "ceil"))
+        one_of("method.scope", self.scope, ("round", "capacity", "client"))
         exact(self.width)
         Rolling(overlap=self.overlap)
 
     def build(self, client: LocalSGD, cohort: int, server: int, seed: int) -> Method:
         """The method."""
         weighting: Any = self.weighting
-        return replace(self._method(client, cohort, server, seed), weighting=weighting)
+        norms: Any = self.norms
+        made = self._method(client, cohort, server, seed)
+        return replace(made, weighting=weighting, norms=norms, rows=self.rows)
 
     def _method(self, client: LocalSGD, cohort: int, server: int, seed: int) -> Method:
         rounding: Any = self.rounding
@@ -133,10 +171,40 @@ class ClientRecipe:
     clip: float | None = None
     milestones: list[int] = field(default_factory=list)
     decay: float = 0.1
+    mask: str = "none"
 
     def build(self) -> LocalSGD:
         """The client's work."""
         return LocalSGD(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecipe:
+    """How good a model is, as measured.
+
+    Attributes:
+        statistics: of static batch norms: ``recalibrated`` collects them from training images first,
+            ``test-batch`` uses those of each test batch, as the published code does.
+        batch: examples at once; 100 in the published code, where it matters.
+        calibration: training examples to collect statistics from.
+        submodels: also measure the sub-model of every capacity.
+    """
+
+    statistics: str = "recalibrated"
+    batch: int = 500
+    calibration: int = 2000
+    submodels: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("evaluation.statistics", self.statistics, ("recalibrated", "test-batch"))
+        for name in ("batch", "calibration"):
+            if getattr(self, name) < 1:
+                raise FedrolexError(f"evaluation.{name} is {getattr(self, name)}: give at least 1")
+
+    def build(self) -> Measure:
+        """What measures."""
+        statistics: Any = self.statistics
+        return Measure(statistics=statistics, batch=self.batch, calibration=self.calibration, submodels=self.submodels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +217,7 @@ class Recipe:
         fleet: who learns it.
         method: how.
         client: what a client does.
+        evaluation: how it is measured.
         rounds: how many.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         checkpoint_every: rounds between checkpoints.
@@ -158,14 +227,16 @@ class Recipe:
         engine: how client work runs.
         device: ``cpu``, ``cuda``, or ``auto``.
         weights: safetensors file to start from, or null.
+        data: folder of the data sets; null is FEDROLEX_DATA, or ~/.cache/fedrolex.
         seed: key of every random choice.
     """
 
     format: int = FORMAT
-    task: TaskRecipe = field(default_factory=TaskRecipe)
+    task: ImagesRecipe | WordsRecipe = field(default_factory=ImagesRecipe)
     fleet: FleetRecipe = field(default_factory=FleetRecipe)
     method: MethodRecipe = field(default_factory=MethodRecipe)
     client: ClientRecipe = field(default_factory=ClientRecipe)
+    evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
     rounds: int = 40
     evaluate_every: int = 5
     checkpoint_every: int = 5
@@ -175,6 +246,7 @@ class Recipe:
     engine: str = "loop"
     device: str = "auto"
     weights: str | None = None
+    data: str | None = None
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -183,8 +255,8 @@ class Recipe:
         for name in ("rounds", "evaluate_every", "checkpoint_every", "quorum"):
             if getattr(self, name) < 1:
                 raise FedrolexError(f"{name} is {getattr(self, name)}: give at least 1")
-        _one_of("engine", self.engine, ENGINES)
-        _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        one_of("engine", self.engine, ENGINES)
+        one_of("device", self.device, ("auto", "cpu", "cuda"))
         if self.deadline is not None and not self.deadline > 0:
             raise FedrolexError(f"deadline is {self.deadline}: give seconds above 0, or null")
         if self.quorum > self.fleet.cohort:
@@ -199,7 +271,7 @@ class Recipe:
     @staticmethod
     def decode(data: Any) -> Recipe:
         """A recipe from plain data; unknown keys and wrong types are refused in one line."""
-        made: Recipe = _build(Recipe, data, "")
+        made: Recipe = from_plain(Recipe, data)
         return made
 
     @staticmethod
@@ -209,13 +281,13 @@ class Recipe:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise FedrolexError(f"cannot read recipe {path}: {error}") from error
-        data = _yaml(text, f"recipe {path}")
+        data = read_yaml(text, f"recipe {path}")
         return Recipe.decode({} if data is None else data)
 
     def differs_from(self, other: Recipe) -> str | None:
         """The first key that changes what a run computes, or None; a run may go on for more rounds."""
         mine, theirs = self.encode(), other.encode()
-        free = ("rounds", "evaluate_every", "checkpoint_every", "device", "compare", "weights")
+        free = ("rounds", "evaluate_every", "checkpoint_every", "device", "compare", "weights", "data", "evaluation")
         if mine["rounds"] < theirs["rounds"]:
             return "rounds"
         return next((key for key in mine if key not in free and mine[key] != theirs[key]), None)
@@ -231,7 +303,7 @@ class Recipe:
             key, equals, text = word.partition("=")
             if not (key and equals):
                 raise FedrolexError(f"--set {word!r} is not KEY=VALUE")
-            value = _yaml(text, f"--set {key}")
+            value = read_yaml(text, f"--set {key}")
             *path, last = key.split(".")
             section: Any = data
             for step in path:
@@ -239,75 +311,9 @@ class Recipe:
             if not isinstance(section, dict):
                 raise FedrolexError(f"--set {key}: there is no section {'.'.join(path)!r} in a recipe")
             if isinstance(section.get(last), dict) and isinstance(value, str):
+                if key == "task" and value != section[last]["name"]:
+                    section[last] = {}
                 section[last]["name"] = value
             else:
                 section[last] = value
         return Recipe.decode(data)
-
-
-def _yaml(text: str, what: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise FedrolexError(f"{what} is not YAML: {one_line(error)}") from error
-
-
-def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise FedrolexError(f"{key} is {value!r}{hint}: use one of {', '.join(allowed)}")
-
-
-def _build(cls: Any, data: Any, path: str) -> Any:
-    """A dataclass from plain data, checked against its annotations."""
-    if isinstance(data, str) and any(f.name == "name" for f in fields(cls)):
-        data = {"name": data}
-    if not isinstance(data, Mapping):
-        raise FedrolexError(f"recipe {path or 'file'} is {reprlib.repr(data)}: expected keys and values")
-    hints = typing.get_type_hints(cls)
-    known = [f.name for f in fields(cls)]
-    values = {}
-    for key, value in data.items():
-        where = f"{path}.{key}" if path else str(key)
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise FedrolexError(f"recipe has an unknown key {where!r}: {hint}")
-        values[key] = _value(hints[key], value, where)
-    return cls(**values)
-
-
-def _value(hint: Any, value: Any, where: str) -> Any:
-    if is_dataclass(hint):
-        return _build(hint, value, where)
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        found = _convert(option, value)
-        if found is not _NO:
-            return found
-    wanted = " or ".join((str(o) if typing.get_origin(o) else o.__name__).replace("NoneType", "null") for o in options)
-    raise FedrolexError(f"recipe key {where} is {reprlib.repr(value)} ({type(value).__name__}): expected {wanted}")
-
-
-_NO = object()
-
-
-def _convert(hint: Any, value: Any) -> Any:
-    """``value`` as ``hint``, or _NO; numbers may stand for strings (a capacity of 1), integers for floats."""
-    if hint is type(None):
-        return None if value is None else _NO
-    if typing.get_origin(hint) is list:
-        (inner,) = typing.get_args(hint)
-        items = [_convert(inner, item) for item in value] if isinstance(value, list) else [_NO]
-        return _NO if any(item is _NO for item in items) else items
-    if isinstance(value, bool) and hint is not bool:
-        return _NO
-    if hint is float and isinstance(value, int | str):
-        try:
-            return float(value)  # YAML reads 1e-3 as text
-        except ValueError:
-            return _NO
-    if hint is str and isinstance(value, int | float):
-        return str(value)
-    return value if isinstance(value, hint) else _NO

@@ -12,7 +12,7 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
@@ -21,11 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedrolex.client import Mask
+from fedrolex.data.where import data_folder
 from fedrolex.engines import Loop
 from fedrolex.errors import FedrolexError
+from fedrolex.fleet import Fleet
 from fedrolex.runs import checkpoint
 from fedrolex.runs.recipe import Recipe
-from fedrolex.runs.training import Training, full_bytes, pick_device
+from fedrolex.runs.task_recipe import WordsRecipe
+from fedrolex.runs.training import Training, pick_device
 from fedrolex.slicing.trace import trace
 from fedrolex.streams import words
 from fedrolex.tasks import Task
@@ -41,52 +45,48 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         task: data and model of one's own instead of the recipe's.
     """
     device = pick_device(recipe.device)
-    fleet = recipe.fleet.build(recipe.seed)
-    task = recipe.task.build(fleet.clients, recipe.seed) if task is None else task
-    if len(task.parts) != fleet.clients:
-        raise FedrolexError(f"the task has data for {len(task.parts)} clients, the fleet has {fleet.clients}")
-    task = _on(task, device)
-    _check_task(task)
+    client = recipe.client.build()
+    task, fleet = _open(recipe, client.mask) if task is None else (task, recipe.fleet.build(recipe.seed))
+    if task.clients != fleet.clients:
+        raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(words(1, recipe.seed, "weights")[0] >> 1))
         model = task.build(recipe.fleet.server)
-    axes = trace(model, task.train.x[:2].cpu())
+    axes = trace(model, task.example().cpu()).freeze(*task.frozen)
     model.to(device)
     if recipe.weights is not None:
         given = checkpoint.read_weights(Path(recipe.weights))
         missing = next((name for name in axes.state(model) if name not in given), None)
         if missing is not None:
             raise FedrolexError(f"{recipe.weights} has no tensor {missing!r}: it does not fit this model")
-        axes.load(model, given)
-    method = recipe.method.build(recipe.client.build(), fleet.cohort, recipe.fleet.server, recipe.seed)
+        axes.load(model, {name: given[name] for name in axes.state(model)})
+    method = recipe.method.build(client, fleet.cohort, recipe.fleet.server, recipe.seed)
     if method.able_only and method.width is not None and max(fleet.levels) < method.width:
         raise FedrolexError(
             f"nobody in the fleet can hold width {recipe.method.width}: the largest is {recipe.fleet.capacities[0]}"
         )
     return Training(
-        task, fleet, method, Loop(model), model, axes, seed=recipe.seed, quorum=recipe.quorum, deadline=recipe.deadline
+        task.to(device),
+        fleet,
+        method,
+        Loop(model),
+        model,
+        axes,
+        seed=recipe.seed,
+        quorum=recipe.quorum,
+        deadline=recipe.deadline,
+        measure=recipe.evaluation.build(),
     )
 
 
-def _check_task(task: Task) -> None:
-    for what, parts, rows in (("parts", task.parts, len(task.train)), ("test_parts", task.test_parts, len(task.test))):
-        for client, part in enumerate(parts):
-            if not isinstance(part, torch.Tensor) or part.dtype != torch.int64:
-                raise FedrolexError(f"{what}[{client}] of the task is not a tensor of row numbers (int64)")
-            if len(part) and not 0 <= int(part.min()) <= int(part.max()) < rows:
-                raise FedrolexError(f"{what}[{client}] of the task names a row outside 0..{rows - 1}")
-    if len(task.test_parts) != len(task.parts):
-        raise FedrolexError(f"the task has {len(task.parts)} parts and {len(task.test_parts)} test parts: give as many")
-
-
-def _on(task: Task, device: torch.device) -> Task:
-    return replace(
-        task,
-        train=task.train.to(device),
-        test=task.test.to(device),
-        parts=[part.to(device) for part in task.parts],
-        test_parts=[part.to(device) for part in task.test_parts],
-    )
+def _open(recipe: Recipe, mask: Mask) -> tuple[Task, Fleet]:
+    """The recipe's data and fleet; text says how many users there are, images are spread over the fleet."""
+    folder = data_folder(recipe.data)
+    if isinstance(recipe.task, WordsRecipe):
+        task = recipe.task.build(recipe.fleet.clients, recipe.seed, folder)
+        return task, recipe.fleet.build(recipe.seed, task.clients)
+    fleet = recipe.fleet.build(recipe.seed)
+    return recipe.task.build(fleet, recipe.seed, folder, mask), fleet
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,17 @@ class Run:
         last = rows[-1] if rows and "global_accuracy" in rows[-1] else training.evaluate()
         sent = sum(row["bytes_down"] + row["bytes_up"] for row in rows)
         members = sum(len(training.fleet.members(r)) for r in range(recipe.rounds))
-        whole = 2 * full_bytes(training) * members
+        whole = 2 * training.whole_bytes() * members
         summary = {
             "method": training.method.name,
             "rounds": recipe.rounds,
             "seed": recipe.seed,
-            "global_accuracy": last["global_accuracy"],
-            "local_accuracy": last["local_accuracy"],
+            "task": training.task.name,
+            **{key: last[key] for key in last if key.endswith("accuracy") or "accuracy_" in key},
+            "statistics": last.get("statistics"),
+            **({"submodels": last["submodels"]} if "submodels" in last else {}),
+            "best_global_accuracy": max(row["global_accuracy"] for row in (*rows, last) if "global_accuracy" in row),
+            **training.task.facts(),
             "bytes": sent,
             "bytes_of_full_model": whole,
             "dropped": sum(len(row["dropped"]) for row in rows),
@@ -278,7 +282,7 @@ def _board(folder: Path, round: int) -> Any:
 
 
 def _write_board(board: Any, row: dict[str, Any]) -> None:
-    for name in ("train_loss", "global_accuracy", "local_accuracy", "clients"):
+    for name in ("train_loss", "global_accuracy", "local_accuracy", "local_accuracy_masked", "clients"):
         if row.get(name) is not None:
             board.add_scalar(name, row[name], row["round"])
     for capacity, drift in row.get("drift", {}).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -15,9 +16,10 @@ from fedrolex.engines import Engine, Failure, Job, RoundPlan, Upload
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
+from fedrolex.runs.apart import Apart, Folds
 from fedrolex.runs.drift import Drift
+from fedrolex.runs.measure import Measure
 from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.fold import Fold
 from fedrolex.tasks import Task
 
 
@@ -32,8 +34,9 @@ class Training:
         seed: of all streams.
         quorum: fewest good updates that make a round count.
         deadline: seconds a client may take.
+        measure: how the model is evaluated.
         round: the next round.
-        state: the server's tensors.
+        state: the server's tensors; those a capacity keeps apart are named ``tensor@capacity``.
     """
 
     task: Task
@@ -45,30 +48,42 @@ class Training:
     seed: int = 0
     quorum: int = 1
     deadline: float | None = None
+    measure: Measure = field(default_factory=Measure)
     round: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.state:
             self.state = {name: tensor.clone() for name, tensor in self.axes.state(self.model).items()}
+        self.apart = Apart.of(self.model, self.fleet.levels if self.method.norms == "per_capacity" else ())
+        self.state = self.apart.added(self.state)
+        self.label_axis = self._find_label_axis() if self.method.rows else None
+
+    def _find_label_axis(self) -> str:
+        """The axis of the classes."""
+        size = self.task.classes
+        found = [a.name for a in self.axes.axes.values() if a.kind in ("outputs", "rows") and a.size == size]
+        if len(found) != 1:
+            raise FedrolexError(f"method.rows needs one axis for the {size} classes; the model has {len(found)}")
+        return found[0]
 
     def run_round(self) -> dict[str, Any]:
         """One round; returns its metrics. A round below the quorum is void, and the window still advances."""
         began = time.perf_counter()
         plan = self._plan()
-        fold = Fold(self.axes, self.state, normaliser=self.method.normaliser, order=[job.client for job in plan.jobs])
-        drift = Drift(self.axes, self.state)
+        folds = Folds(self.axes, self.state, self.apart, self.method.normaliser, plan.jobs)
+        drift = Drift(self.axes, plan.state)
         losses: list[float] = []
         failures: dict[str, str] = {}
         for answer in self.engine.run(plan):
-            why = self._take(answer, fold, drift, losses)
+            why = self._take(answer, folds, drift, losses)
             if why is not None:
-                fold.skip(answer.job.client)
+                folds.skip(answer.job)
                 failures[str(answer.job.client)] = why
-        void = len(fold.clients) < self.quorum
+        void = len(folds.clients) < self.quorum
         metrics: dict[str, Any] = {
             "round": self.round,
-            "clients": len(fold.clients),
+            "clients": len(folds.clients),
             "dropped": failures,
             "void": void,
             "train_loss": sum(losses) / len(losses) if losses else None,
@@ -76,7 +91,7 @@ class Training:
             "bytes_up": sum(self._bytes(job) for job in plan.jobs if str(job.client) not in failures),
         }
         if not void:
-            new = fold.average()
+            new = folds.average()
             broken = next((n for n, t in new.items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
             if broken is not None:
                 raise FedrolexError(f"round {self.round}: {broken} is no longer finite; lower the learning rate")
@@ -93,12 +108,20 @@ class Training:
         for member in members:
             capacity = self.method.width or member.capacity
             window = self.method.scheme.window(self.axes, round=self.round, capacity=capacity, client=member.client)
-            jobs.append(Job(member.client, capacity, window))
+            jobs.append(Job(member.client, capacity, window, self.apart.own(self.state, capacity)))
         return RoundPlan(
-            self.round, self.seed, self.axes, self.state, self.task, self.method.client, jobs, self.deadline
+            self.round,
+            self.seed,
+            self.axes,
+            self.apart.shared(self.state),
+            self.task,
+            self.method.client,
+            jobs,
+            self.deadline,
+            self.method.rows,
         )
 
-    def _take(self, answer: Upload | Failure, fold: Fold, drift: Drift, losses: list[float]) -> str | None:
+    def _take(self, answer: Upload | Failure, folds: Folds, drift: Drift, losses: list[float]) -> str | None:
         """Fold one answer in, or say why it is dropped."""
         if isinstance(answer, Failure):
             return answer.why
@@ -107,7 +130,8 @@ class Training:
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 return f"sent a value that is not finite ({name}){self._batch_of_one(answer)}"
         try:
-            fold.add(job.client, answer.tensors, job.window, self._weight(answer))
+            rows = None if self.label_axis is None else {self.label_axis: answer.labels or ()}
+            folds.add(job, answer.tensors, self._weight(answer), rows)
         except FedrolexError as error:
             return str(error)
         drift.add(job.client, job.capacity, answer.tensors, job.window)
@@ -123,31 +147,42 @@ class Training:
 
     def _bytes(self, job: Job) -> int:
         """What a client receives, and sends back: parameters and buffers in their own precision."""
-        sizes = (prod(self.axes.region(n, job.window).shape) * t.element_size() for n, t in self.state.items())
-        return sum(sizes)
+        shared = self.apart.shared(self.state)
+        return sum(prod(self.axes.region(n, job.window).shape) * t.element_size() for n, t in shared.items())
 
-    def evaluate(self) -> dict[str, float]:
+    def whole_bytes(self) -> int:
+        """What a client of the full model would receive."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.apart.shared(self.state).values())
+
+    def evaluate(self) -> dict[str, Any]:
         """How good the model is now: the whole one, or the width everyone trains."""
-        self.axes.load(self.model, self.state)
-        if self.method.width is None:
-            return self.task.evaluate(self.model)
-        window = self.method.scheme.window(self.axes, round=0, capacity=self.method.width)
-        return self.task.evaluate(self.axes.cut(self.model, window))
+        found = self.measure(self.task, self._model(self.method.width), self.model)
+        if self.measure.submodels and self.method.width is None:
+            found["submodels"] = {
+                str(level): self.measure(self.task, self._model(level), self.model)["global_accuracy"]
+                for level in self.fleet.levels
+            }
+        return found
+
+    def _model(self, capacity: Fraction | None) -> nn.Module:
+        """The server's model, or its sub-model of a capacity, as it stands."""
+        largest = capacity or max(self.fleet.levels)
+        state = {**self.apart.shared(self.state), **self.apart.own(self.state, largest)}
+        self.axes.load(self.model, state)
+        if capacity is None:
+            return self.model
+        window = self.method.scheme.window(self.axes, round=max(0, self.round - 1), capacity=capacity)
+        return self.axes.cut(self.model, window)
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
         """Go on from a checkpoint."""
-        self.axes.check_whole(tensors)
         missing = sorted(set(self.state) ^ set(tensors))
         if missing:
             raise FedrolexError(f"the checkpoint does not fit this run: tensor {missing[0]!r}")
+        self.axes.check_whole({name.partition("@")[0]: tensor for name, tensor in tensors.items()})
         device = next(iter(self.state.values())).device
         self.state = {name: tensors[name].to(device) for name in self.state}
         self.round = round
-
-
-def full_bytes(training: Training) -> int:
-    """Bytes full-model training sends to one client in a round."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in training.state.values())
 
 
 def pick_device(name: str) -> torch.device:

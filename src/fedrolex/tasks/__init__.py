@@ -1,6 +1,7 @@
 """Tasks: model, data, partition, loss and metrics."""
 
-from fedrolex.tasks.digits import DigitsNet, digits
+from fedrolex.tasks.classification import Classification
 from fedrolex.tasks.task import Examples, Task
+from fedrolex.tasks.words import NextWord
 
-__all__ = ["DigitsNet", "Examples", "Task", "digits"]
+__all__ = ["Classification", "Examples", "NextWord", "Task"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from fedrolex.tasks.partition import alike, even
 
 
 @dataclass(frozen=True)
@@ -30,28 +30,71 @@ class Examples:
         return Examples(self.x.to(device), self.y.to(device))
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is learned.
+class Task(ABC):
+    """What is learned, as training sees it.
 
     Attributes:
         name: for reports.
         build: makes the server's model, ``build(scale)`` a ``scale`` times wider one; weights are drawn from
             torch's current random state.
-        train: the examples the clients hold.
-        test: examples no client holds.
-        parts: for each client, the rows of ``train`` it holds.
-        test_parts: for each client, the rows of ``test`` that are like its own (its labels).
         loss: mean loss of a batch from (outputs, targets).
+        classes: number of different targets.
+        frozen: axes that capacities do not cut.
+        random_inputs: whether :meth:`inputs` draws (augmentation).
     """
 
     name: str
     build: Callable[[int], nn.Module]
-    train: Examples
-    test: Examples
-    parts: Sequence[Tensor]
-    test_parts: Sequence[Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    loss: Callable[[Tensor, Tensor], Tensor]
+    classes: int
+    frozen: Sequence[str]
+    random_inputs: bool
+
+    @property
+    @abstractmethod
+    def clients(self) -> int:
+        """How many clients hold data."""
+
+    @abstractmethod
+    def client(self, number: int) -> Examples:
+        """What one client holds, as it is stored; see :meth:`inputs`."""
+
+    @abstractmethod
+    def inputs(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Stored inputs as the model takes them.
+
+        Args:
+            x: stored inputs, one row an example.
+            draws: for training where ``random_inputs``, one random int64 ≥ 0 an example; it alone decides how
+                the example is changed.
+        """
+
+    @abstractmethod
+    def example(self) -> Tensor:
+        """Two inputs, to trace the model with."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, *, batch: int = 500, apart: bool = False) -> dict[str, Any]:
+        """Metrics on examples no client holds; always ``loss`` and ``global_accuracy``.
+
+        Args:
+            model: put into evaluation mode.
+            batch: examples at once.
+            apart: scores of an example depend on its batch (batch norm on the batch's own statistics), so
+                every client's examples go through the model on their own.
+        """
+
+    @abstractmethod
+    def some_inputs(self, count: int, batch: int) -> Iterator[Tensor]:
+        """Batches of the inputs of up to ``count`` training examples, mixed over clients, not augmented."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Task:
+        """The same with its data on another device."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a report should say about the data."""
+        return {}
 
     @staticmethod
     def split(
@@ -63,23 +106,7 @@ class Task:
         name: str = "task",
     ) -> Task:
         """A task of one's own, its training examples spread evenly over clients; targets are classes."""
-        parts = even(len(train), clients, seed)
-        return Task(name, build, train, test, parts, alike(train.y, parts, test.y))
+        from fedrolex.tasks.classification import Classification
+        from fedrolex.tasks.partition import even
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, batch: int = 1024) -> dict[str, float]:
-        """Accuracy over the test set, and the mean over clients of the accuracy on examples like theirs.
-
-        One forward pass gives both; the model is put into evaluation mode for it.
-        """
-        before = model.training
-        model.eval()
-        outputs = torch.cat([model(x) for x in self.test.x.split(batch)])
-        model.train(before)
-        right = (outputs.argmax(-1) == self.test.y).double()
-        local = [float(right[rows].mean()) for rows in self.test_parts if len(rows)]
-        return {
-            "loss": float(self.loss(outputs, self.test.y)),
-            "global_accuracy": float(right.mean()),
-            "local_accuracy": sum(local) / len(local) if local else float("nan"),
-        }
+        return Classification(name, build, train, test, even(train.y, clients, seed))

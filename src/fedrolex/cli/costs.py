@@ -1,0 +1,124 @@
+"""``fedrolex costs``: what each capacity of a recipe's fleet costs a client. Needs no data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedrolex.cli.arguments import read_inputs
+from fedrolex.cli.console import console
+from fedrolex.cli.figures import check_figure, draw_costs
+from fedrolex.cli.train import AsJson, Settings, find_recipe
+from fedrolex.costs import Cost, MeanCost, cost, fleet_mean, paper_rounding
+from fedrolex.slicing import exact, trace
+
+# The paper's PreResNet18 with ten classes at 1, 1/2, 1/4, 1/8, 1/16, and what its table prints for the largest
+# and the smallest capacity and for the mean: parameters and FLOPs in millions, sizes in what it calls MB.
+PAPER_COUNTS = (11_172_170, 2_796_714, 701_018, 176_178, 44_510)
+PAPER = {
+    "largest": {"parameters": "11.1722", "size": "42.62", "flops": "557.656"},
+    "smallest": {"parameters": "0.04451", "size": "0.17", "flops": "2.41318"},
+    "mean": {"parameters": "2.9781232", "size": "11.36", "flops": "149.048384"},
+}
+
+
+def costs_command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or YAML file.")],
+    settings: Settings = None,
+    figure: Annotated[Path | None, typer.Option(help="Also draw it to this file (png, svg or pdf).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Parameters, size and operations at each capacity of a recipe's fleet, and the fleet's mean."""
+    check_figure(figure)
+    plan = find_recipe(recipe).with_settings(settings or [])
+    names = list(plan.fleet.capacities)
+    parts = [exact(name) / plan.fleet.server for name in names]
+    model = plan.task.make_model(plan.fleet.server)
+    example = read_inputs([], model)
+    axes = trace(model, example).freeze(*plan.task.frozen_axes())
+    rounding: Any = plan.method.rounding
+    costs = [cost(model, axes, part, example, rounding) for part in parts]
+    mean = fleet_mean(costs, plan.fleet.shares)
+    paper = _is_the_papers(costs, plan.fleet.shares)
+    if figure is not None:
+        draw_costs(names, costs, mean, figure)
+    if as_json:
+        rows = [
+            {**asdict(one), "capacity": name, "part": str(one.capacity)} for name, one in zip(names, costs, strict=True)
+        ]
+        found = {"recipe": recipe, "model": type(model).__name__, "server_parameters": axes.parameters()}
+        found |= {"capacities": rows, "mean": asdict(mean), "paper": PAPER if paper else None}
+        typer.echo(json.dumps(found, indent=1))
+        return
+    screen = console()
+    shares = plan.fleet.shares or [f"1/{len(names)}"] * len(names)
+    title = f"{recipe}: {type(model).__name__}, {axes.parameters():,} parameters on the server"
+    _show(screen, title, names, shares, costs, mean, paper)
+    if figure is not None:
+        screen.print(f"figure: {figure}", highlight=False)
+
+
+def _is_the_papers(costs: list[Cost], shares: Any) -> bool:
+    """Whether these are the model and the fleet of the paper's table."""
+    uniform = shares is None or all(Fraction(str(share)) == Fraction(1, len(costs)) for share in shares)
+    return uniform and tuple(one.parameters for one in costs) == PAPER_COUNTS and costs[0].paper_flops is not None
+
+
+def _show(
+    screen: Console,
+    title: str,
+    names: list[str],
+    shares: list[str],
+    costs: list[Cost],
+    mean: MeanCost,
+    paper: bool,
+) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    headings = ["capacity", "share", "parameters", "MiB", "MACs", "paper-style FLOPs"]
+    if paper:
+        headings += ["paper: parameters, M", "MB", "FLOPs, M"]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    rows: list[tuple[str, str, Cost | MeanCost, str]] = [
+        (name, share, one, "") for name, share, one in zip(names, shares, costs, strict=True)
+    ]
+    if paper:
+        rows[0], rows[-1] = (*rows[0][:3], "largest"), (*rows[-1][:3], "smallest")
+    rows.append(("mean", "", mean, "mean"))
+    for place, (name, share, one, printed) in enumerate(rows):
+        mib = one.bytes / 2**20
+        flops = "" if one.paper_flops is None else f"{one.paper_flops:,.0f}"
+        theirs = list(PAPER[printed].values()) if paper and printed else []
+        table.add_row(
+            name,
+            share,
+            f"{one.parameters:,.0f}",
+            f"{mib:,.2f}" if mib >= 0.1 else f"{mib:.2g}",
+            f"{one.macs:,.0f}",
+            flops,
+            *theirs,
+            end_section=place == len(rows) - 2,
+        )
+    screen.print(table)
+    screen.print(
+        "MACs: multiply-accumulates of one example's forward pass. Paper-style FLOPs: HeteroFL's summary, a layer's "
+        "cost once for each of its parameter tensors; empty where that rule does not apply.",
+        style="dim",
+        highlight=False,
+    )
+    if paper:
+        parameters = paper_rounding([one.parameters for one in costs]) / 1e6
+        flops_mean = paper_rounding([one.paper_flops or 0 for one in costs]) / 1e6
+        screen.print(
+            "The paper rounds each capacity to six digits, then takes the mean; from our numbers that gives its "
+            f"{parameters:.7f} M parameters and {flops_mean:.6f} M FLOPs. Its MB are MiB.",
+            style="dim",
+            highlight=False,
+        )

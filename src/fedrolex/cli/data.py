@@ -1,0 +1,80 @@
+"""``fedrolex data``: get data sets from their publishers, and see which are there."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from fedrolex.cli.console import console
+from fedrolex.data.get import CATALOGUE, find_source, get, lacking
+from fedrolex.data.where import data_folder
+
+Folder = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Where data sets lie.", show_default="$FEDROLEX_DATA or ~/.cache/fedrolex"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+data_app = typer.Typer(name="data", help="Get data sets, and see which are there.", no_args_is_help=True)
+
+
+@data_app.command("get")
+def get_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(CATALOGUE)}.")],
+    data: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a data set, check it and unpack it. Interrupted? Run it again: it goes on."""
+    folder = data_folder(data)
+    place = folder / find_source(name).folder
+    err = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(file: str, there: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=there)
+
+        new = get(name, folder, show)
+    if as_json:
+        typer.echo(json.dumps({"name": name, "folder": str(place), "downloaded": new}))
+    else:
+        typer.echo(f"{name} is in {place}" if new else f"{name} is already in {place}")
+
+
+@data_app.command("list")
+def list_command(data: Folder = None, as_json: AsJson = False) -> None:
+    """Which data sets there are, and which of them are on this machine."""
+    folder = data_folder(data)
+    rows = []
+    for name, source in CATALOGUE.items():
+        lack = lacking(source, folder)
+        state = "there" if lack is None else "incomplete" if (folder / source.folder).exists() else "absent"
+        rows.append({"name": name, "state": state, "folder": str(folder / source.folder), "lacking": lack})
+    rows.append({"name": "digits", "state": "there", "folder": None, "lacking": None})
+    if as_json:
+        typer.echo(json.dumps({"data": str(folder), "sets": rows}, indent=1))
+        return
+    table = Table(title=escape(f"data sets in {folder}"), title_justify="left", title_style="bold")
+    for heading in ("name", "state", "how to get it"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        name = str(row["name"])
+        if row["state"] == "there":
+            how = "comes with scikit-learn" if row["folder"] is None else ""
+        elif CATALOGUE[name].files:
+            how = f"fedrolex data get {name}" if row["state"] == "absent" else str(row["lacking"])
+        else:
+            how = f"put {CATALOGUE[name].about} into {row['folder']}"
+        table.add_row(name, str(row["state"]), escape(how))
+    console().print(table)

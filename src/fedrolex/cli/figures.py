@@ -1,0 +1,153 @@
+"""Pictures of coverage and of costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedrolex.cli.lemmas import LemmaRow, NodeRow
+from fedrolex.costs import Cost, MeanCost
+from fedrolex.errors import FedrolexError
+from fedrolex.lemmas import expected_rounds
+
+COLOURS = ("#2a6fbb", "#c1762a", "#7d8c3c", "#8a5fb0", "#c94f4f")
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_figure(path: Path | None) -> None:
+    """Refuse a file whose name does not say a format we write, before anything is computed."""
+    if path is not None and path.suffix not in FORMATS:
+        raise FedrolexError(f"--figure {path}: the file must end in .png, .svg or .pdf")
+
+
+@contextmanager
+def _page(path: Path, panels: int) -> Iterator[Any]:
+    """A row of panels, written to ``path`` at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure, sides = plt.subplots(1, panels, figsize=(4.8 * panels, 4.2), layout=ConstrainedLayoutEngine(w_pad=0.12))
+    try:
+        for side in sides:
+            side.spines[["top", "right"]].set_visible(False)
+            side.grid(axis="y", color="#eeeeee")
+            side.set_axisbelow(True)
+        yield sides
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise FedrolexError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        plt.close(figure)
+
+
+def draw_coverage(
+    lemmas: Sequence[LemmaRow], nodes: Sequence[NodeRow], weights: Sequence[tuple[str, str, float]], path: Path
+) -> None:
+    """Left the lemmas, in the middle the nodes of a layer, right the weights of a model.
+
+    Args:
+        lemmas: rows for several numbers of sub-models.
+        nodes: rows for several capacities.
+        weights: (scheme, capacity, share of the matrices' weights reached).
+        path: where to.
+    """
+    with _page(path, 3) as (left, middle, right):
+        _draw_lemmas(left, lemmas)
+        _draw_nodes(middle, nodes)
+        _draw_weights(right, weights)
+
+
+def _draw_lemmas(side: Any, rows: Sequence[LemmaRow]) -> None:
+    times = sorted({row.times for row in rows})
+    largest = max(row.indices for row in rows)
+    grid = sorted({round(2 * (largest / 2) ** (step / 24)) for step in range(25)})
+    for colour, m in zip(COLOURS, times if len(times) <= 3 else (times[0], times[1], times[-1]), strict=False):
+        points = [row for row in rows if row.times == m]
+        side.plot(grid, [expected_rounds(i, m) for i in grid], color=colour, label=f"random, m = {m}")
+        side.errorbar(
+            [row.indices for row in points],
+            [row.simulated for row in points],
+            [2 * row.standard_error for row in points],
+            color=colour, fmt="o", markersize=3.5, capsize=3,
+        )  # fmt: skip
+        side.plot(grid, [m * i for i in grid], color=colour, linestyle="--", linewidth=1)
+    side.plot([], [], color="#555555", linestyle="--", linewidth=1, label="rolling, m·I")
+    side.errorbar([], [], [], color="#555555", fmt="o", markersize=3.5, capsize=3, label="simulated, ± 2 s.e.")
+    side.set(xscale="log", yscale="log", xlabel="disjoint sub-models, I", ylabel="rounds")
+    ticks = sorted({row.indices for row in rows})
+    side.set_xticks(ticks, [str(i) for i in ticks])
+    side.set_xticks([], minor=True)
+    side.set_title("Until each sub-model was trained m times", loc="left", fontsize=10)
+    side.legend(frameon=False, fontsize=8)
+
+
+def _draw_nodes(side: Any, rows: Sequence[NodeRow]) -> None:
+    places = range(len(rows))
+    side.plot(places, [row.rolling for row in rows], "s--", color="#555555", markersize=5, label="rolling by one node")
+    side.plot(places, [row.random for row in rows], color=COLOURS[0], label="random, expected")
+    side.errorbar(
+        places,
+        [row.simulated for row in rows],
+        [2 * row.standard_error for row in rows],
+        color=COLOURS[0], fmt="o", markersize=3.5, capsize=3, label="random, simulated, ± 2 s.e.",
+    )  # fmt: skip
+    side.set_xticks(places, [f"{row.capacity}\n({row.width})" for row in rows])
+    side.set(xlabel="capacity (nodes held at once)", ylabel="rounds", ylim=(0, None))
+    side.set_title(f"Until each of {rows[0].nodes} nodes of a layer was held", loc="left", fontsize=10)
+    side.legend(frameon=False, fontsize=8)
+
+
+def _draw_weights(side: Any, rows: Sequence[tuple[str, str, float]]) -> None:
+    schemes, capacities = list(dict.fromkeys(r[0] for r in rows)), list(dict.fromkeys(r[1] for r in rows))
+    share = {(scheme, capacity): value for scheme, capacity, value in rows}
+    bar = 0.8 / len(schemes)
+    for place, scheme in enumerate(schemes):
+        spots = [i + (place - (len(schemes) - 1) / 2) * bar for i in range(len(capacities))]
+        values = [100 * share[scheme, capacity] for capacity in capacities]
+        side.bar(spots, values, bar * 0.92, color=COLOURS[place % len(COLOURS)], label=scheme)
+        for spot, value in zip(spots, values, strict=True):
+            shown = f"{min(value, 99.9 if value < 100 else 100):.3g}"  # only says 100 when it is all
+            side.text(spot, value + 1, shown, ha="center", fontsize=7 if len(schemes) < 4 else 5.5)
+    side.set_xticks(range(len(capacities)), capacities)
+    side.set(xlabel="capacity", ylabel="% of the weights between two layers", ylim=(0, 118), yticks=range(0, 101, 20))
+    side.set_title("Weights of the model ever trained", loc="left", fontsize=10)
+    side.legend(frameon=False, fontsize=8, ncols=len(schemes), loc="upper right")
+
+
+def draw_costs(names: Sequence[str], costs: Sequence[Cost], mean: MeanCost, path: Path) -> None:
+    """Parameters and multiply-accumulates of each capacity, with the fleet's mean.
+
+    Args:
+        names: of the capacities.
+        costs: one each.
+        mean: the fleet's.
+        path: where to.
+    """
+    with _page(path, 2) as (left, right):
+        _draw_cost(left, names, [one.parameters for one in costs], mean.parameters, "Parameters of a sub-model")
+        _draw_cost(right, names, [one.macs for one in costs], mean.macs, "Multiply-accumulates of one example, forward")
+
+
+def _draw_cost(side: Any, names: Sequence[str], values: Sequence[int], mean: float, title: str) -> None:
+    side.bar(range(len(names)), values, 0.7, color=COLOURS[0])
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # the mean's line may pass there
+    for place, value in enumerate(values):
+        side.text(place, value * 1.08, short(value), ha="center", fontsize=8, bbox=behind)
+    side.axhline(mean, color=COLOURS[1], linestyle="--", linewidth=1.2)
+    side.text(len(names) - 0.6, mean * 1.06, f"fleet mean {short(mean)}", color=COLOURS[1], ha="right", fontsize=8)
+    side.set_xticks(range(len(names)), names)
+    side.set(yscale="log", xlabel="capacity", ylim=(min(values) / 2, max(values) * 2))
+    side.set_title(title, loc="left", fontsize=10)
+
+
+def short(value: float) -> str:
+    """A count in thousands (k), millions (M) or billions (G), three digits."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"

@@ -1,0 +1,1 @@
+"""Data sets read from files, and getting those files."""

@@ -1,0 +1,226 @@
+"""Sets of labelled images, from the publishers' files or from a folder of one's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrolex.data import cifar, idx
+from fedrolex.errors import FedrolexError
+from fedrolex.streams import shuffle
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+NAMES = ("cifar10", "cifar100", "fashion-mnist", "digits")
+DIGITS_HELD_OUT = 450
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with labels, a part to learn from and a part to test on.
+
+    Attributes:
+        train_x: uint8 ``(n, channels, height, width)``, 0 to 255.
+        train_y: int64 ``(n,)``, places in ``classes``.
+        test_x: as ``train_x``.
+        test_y: as ``train_y``.
+        classes: their names.
+        mean: of each channel, with 255 counted as 1.
+        std: standard deviation of each channel in the same unit; 1 for a channel that never varies.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def load_images(name: str, folder: Path, seed: int = 0) -> ImageSet:
+    """Read a set of images.
+
+    Args:
+        name: ``cifar10``, ``cifar100``, ``fashion-mnist``, ``digits``, or the path of a folder of one's own with
+            ``train/<class>/*.png`` and ``test/<class>/*.png`` (also jpg, webp, bmp), or only ``<class>/*.png``: then
+            a tenth is held out for testing.
+        folder: where data sets lie, see ``data_folder``; not used for digits and for a folder of one's own.
+        seed: key of what is held out, where that is not the publisher's choice.
+    """
+    if name not in NAMES:
+        return _own_folder(name, seed)
+    try:
+        match name:
+            case "cifar10":
+                return _cifar(cifar.CIFAR10, folder)
+            case "cifar100":
+                return _cifar(cifar.CIFAR100, folder)
+            case "fashion-mnist":
+                parts = idx.read_fashion(folder)
+                return ImageSet(*parts, idx.CLASSES, *moments(parts[0]))
+            case _:
+                return _digits(seed)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FedrolexError(
+            f"{name} is not in {folder}: looked for {error.filename}: run `fedrolex data get {name}`, "
+            "or say where it is with --data or FEDROLEX_DATA"
+        ) from None
+
+
+def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of uint8 images ``(n, channels, h, w)``, in [0, 1] units.
+
+    Counted in whole numbers, so they are the same on every platform.
+    """
+    mean, std = [], []
+    for channel in range(images.shape[1]):
+        counts = np.zeros(256, np.int64)
+        for part in images[:, channel].split(1000):
+            counts += np.bincount(part.numpy().ravel(), minlength=256)
+        count, total, squares = (sum(int(c) * v**power for v, c in enumerate(counts)) for power in (0, 1, 2))
+        mean.append(total / count / 255)
+        std.append(sqrt((squares * count - total**2) / count**2) / 255 or 1.0)
+    return tuple(mean), tuple(std)
+
+
+def _cifar(layout: cifar.Layout, folder: Path) -> ImageSet:
+    parts = cifar.read_cifar(layout, folder)
+    return ImageSet(*parts, cifar.read_class_names(layout, folder), cifar.MEAN, cifar.STD)
+
+
+def _digits(seed: int) -> ImageSet:
+    """Scikit-learn's bundled digits: 8×8, values 0 to 16 stored as 0 to 240."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise FedrolexError("the digits need scikit-learn: pip install scikit-learn") from None
+    data = load_digits()
+    x, y = torch.from_numpy((data.images * 15).astype(np.uint8))[:, None], torch.from_numpy(data.target).long()
+    order = torch.from_numpy(shuffle(len(y), seed, "held out"))
+    test, train = order[:DIGITS_HELD_OUT], order[DIGITS_HELD_OUT:]
+    return ImageSet(x[train], y[train], x[test], y[test], tuple("0123456789"), *moments(x[train]))
+
+
+# --- a folder of one's own ---
+
+Labelled = tuple[Path, int]
+
+
+def _own_folder(name: str, seed: int) -> ImageSet:
+    root = Path(name).expanduser()
+    if not root.is_dir():
+        raise FedrolexError(
+            f"data set {name!r} is unknown: use {', '.join(NAMES)}, or the path of a folder with train/<class>/*.png "
+            "and test/<class>/*.png"
+        )
+    classes, train, test = _listed(root, seed)
+    size, mode = _alike([path for path, _ in (*train, *test)])
+    train_x, test_x = (_pixels([path for path, _ in part], size, mode) for part in (train, test))
+    train_y, test_y = (torch.tensor([label for _, label in part]) for part in (train, test))
+    return ImageSet(train_x, train_y, test_x, test_y, classes, *moments(train_x))
+
+
+def _listed(root: Path, seed: int) -> tuple[tuple[str, ...], list[Labelled], list[Labelled]]:
+    """The classes, and the files to learn from and to test on with their labels."""
+    split = [(root / part).is_dir() for part in ("train", "test")]
+    if split[0] != split[1]:
+        here, lacking = ("train", "test") if split[0] else ("test", "train")
+        raise FedrolexError(f"{root} has {here}/ but no {lacking}/: give both, or only <class>/ folders")
+    top = root / "train" if split[0] else root
+    classes = tuple(folder.name for folder in _folders(top))
+    if not classes:
+        raise FedrolexError(f"{top} has no folders: give one a class, with its images inside")
+    train = _files(top, classes)
+    empty = next((name for i, name in enumerate(classes) if all(label != i for _, label in train)), None)
+    if empty is not None:
+        raise FedrolexError(f"{top / empty} has no images ({', '.join(SUFFIXES)}): add some or delete the folder")
+    if not split[0]:
+        if len(train) < 2:
+            raise FedrolexError(f"{root} has one image: at least two are needed, one of them to test on")
+        order, held = shuffle(len(train), seed, "held out"), max(1, len(train) // 10)
+        return classes, [train[i] for i in order[held:]], [train[i] for i in order[:held]]
+    extra = next((folder.name for folder in _folders(root / "test") if folder.name not in classes), None)
+    if extra is not None:
+        raise FedrolexError(f"{root / 'test' / extra}: there is no train/{extra}: the classes are those of train/")
+    test = _files(root / "test", classes)
+    if not test:
+        raise FedrolexError(f"{root / 'test'} has no images ({', '.join(SUFFIXES)}) in <class>/ folders")
+    return classes, train, test
+
+
+def _visible(folder: Path) -> list[Path]:
+    """What is in a folder, hidden things left out, in the same order on every platform."""
+    return sorted((p for p in folder.iterdir() if not p.name.startswith(".")), key=lambda p: p.name)
+
+
+def _folders(top: Path) -> list[Path]:
+    return [path for path in _visible(top) if path.is_dir()]
+
+
+def _files(top: Path, classes: Sequence[str]) -> list[Labelled]:
+    return [
+        (path, label)
+        for label, name in enumerate(classes)
+        if (top / name).is_dir()
+        for path in _visible(top / name)
+        if path.suffix.lower() in SUFFIXES and path.is_file()
+    ]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """An image whose header has been read; damage found while it is open is one line."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise FedrolexError("reading image files needs Pillow: pip install pillow") from None
+    try:
+        with Image.open(path, formats=("PNG", "JPEG", "WEBP", "BMP")) as image:
+            yield image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise FedrolexError(f"{path} cannot be read as an image ({error}): repair or delete it") from None
+
+
+def _kind(path: Path) -> tuple[tuple[int, int], str]:
+    """Size (width, height) and mode."""
+    with _opened(path) as image:
+        return image.size, image.mode
+
+
+def _alike(paths: Sequence[Path]) -> tuple[tuple[int, int], str]:
+    """The one size (width, height) and mode of all images."""
+    kinds = [_kind(path) for path in paths]
+    (size, mode), _ = Counter(kinds).most_common(1)[0]
+    odd = next((i for i, kind in enumerate(kinds) if kind != (size, mode)), None)
+    if odd is not None:
+        (width, height), other = kinds[odd]
+        raise FedrolexError(
+            f"{paths[odd]} is {width}×{height} {other}, most others are {size[0]}×{size[1]} {mode}: "
+            "all images must have one size and mode, resize them first"
+        )
+    if mode not in CHANNELS:
+        raise FedrolexError(f"{paths[0]} has mode {mode}: convert the images to one of {', '.join(CHANNELS)} first")
+    return size, mode
+
+
+def _pixels(paths: Sequence[Path], size: tuple[int, int], mode: str) -> Tensor:
+    """uint8 ``(n, channels, h, w)``."""
+    width, height = size
+    images = torch.empty(len(paths), CHANNELS[mode], height, width, dtype=torch.uint8)
+    for place, path in zip(images.numpy(), paths, strict=True):
+        with _opened(path) as image:
+            place[:] = np.asarray(image).reshape(height, width, -1).transpose(2, 0, 1)
+    return images

@@ -1,0 +1,113 @@
+"""Static batch norm: no running statistics while training, population statistics collected afterwards.
+
+HeteroFL's static batch norm normalises every training batch by its own mean and variance and keeps nothing,
+so clients of different widths never exchange statistics. To evaluate, one pass over training data in training
+mode records what every norm sees. Clients can do it each on their own data and send count, mean and variance
+a channel: pooling them is exact. Any model works whose batch norms have ``track_running_stats=False``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedrolex.errors import FedrolexError
+
+NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What one norm saw: number of values a channel, their mean and (biased) variance, shape ``(channels,)``."""
+
+    count: float
+    mean: Tensor
+    variance: Tensor
+
+    def pooled(self, other: Moments) -> Moments:
+        """Of both together, exactly."""
+        count = self.count + other.count
+        share = other.count / count
+        apart = other.mean - self.mean
+        mean = self.mean + apart * share
+        variance = self.variance * (1 - share) + other.variance * share + apart.square() * share * (1 - share)
+        return Moments(count, mean, variance)
+
+
+Statistics = Mapping[str, Moments]
+
+
+def static_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch norms of a model that keep no running statistics, by name."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is None}
+
+
+def norm_parameters(model: nn.Module) -> list[str]:
+    """Names of the scales and shifts of all norms of a model."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, NORMS)
+        for name, _ in module.named_parameters(recurse=False)
+    ]
+
+
+@torch.no_grad()
+def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
+    """Run batches through a model in training mode and record what its static norms see.
+
+    Deeper norms see inputs that were normalised batch by batch, as in training; batches should therefore be
+    large and mixed.
+    """
+    seen: dict[str, Moments] = {}
+
+    def watch(name: str) -> Any:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].transpose(0, 1).flatten(1).double()
+            variance, mean = torch.var_mean(x, 1, correction=0)
+            now = Moments(float(x.shape[1]), mean, variance)
+            seen[name] = seen[name].pooled(now) if name in seen else now
+
+        return hook
+
+    before = model.training
+    with ExitStack() as stack:
+        for name, module in static_norms(model).items():
+            stack.callback(module.register_forward_pre_hook(watch(name)).remove)
+        model.train()
+        try:
+            for batch in batches:
+                model(batch)
+        finally:
+            model.train(before)
+    return seen
+
+
+def pool(parts: Iterable[Statistics]) -> dict[str, Moments]:
+    """The statistics of all clients together."""
+    total: dict[str, Moments] = {}
+    for part in parts:
+        for name, moments in part.items():
+            total[name] = total[name].pooled(moments) if name in total else moments
+    return total
+
+
+def with_statistics(model: nn.Module, statistics: Statistics) -> nn.Module:
+    """A copy of a model, in evaluation mode, whose static norms use these statistics."""
+    twin = copy.deepcopy(model).eval()
+    for name, norm in static_norms(twin).items():
+        if name not in statistics:
+            raise FedrolexError(f"there are no statistics for norm {name!r}: collect them from this model")
+        moments = statistics[name]
+        like = norm.weight if norm.weight is not None else next(model.parameters())
+        norm.running_mean = moments.mean.to(like)
+        norm.running_var = moments.variance.to(like)
+        norm.track_running_stats = True
+    return twin

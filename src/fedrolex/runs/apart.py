@@ -1,0 +1,109 @@
+"""Tensors of which every capacity keeps a copy of its own: scales and shifts of norms, if a method says so.
+
+They are part of the server's state under ``tensor@capacity``, whole; a client gets, and moves, its capacity's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from torch import Tensor, nn
+
+from fedrolex.engines import Job
+from fedrolex.errors import FedrolexError
+from fedrolex.models.norms import norm_parameters
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.fold import Fold, Normaliser, Rows
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Which tensors, and for which capacities; none is the usual case."""
+
+    names: Sequence[str] = ()
+    capacities: Sequence[Fraction] = ()
+
+    @staticmethod
+    def of(model: nn.Module, capacities: Sequence[Fraction]) -> Apart:
+        """The norms of a model, for these capacities."""
+        if not capacities:
+            return Apart()
+        names = norm_parameters(model)
+        if not names:
+            raise FedrolexError("method.norms is per_capacity, but this model has no norms with scales and shifts")
+        return Apart(names, capacities)
+
+    def added(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state with a copy for every capacity that has none yet."""
+        extra = {f"{name}@{capacity}": state[name].clone() for capacity in self.capacities for name in self.names}
+        return {**extra, **state} if extra else dict(state)
+
+    def shared(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's tensors, without the copies."""
+        return {name: tensor for name, tensor in state.items() if "@" not in name}
+
+    def own(self, state: Mapping[str, Tensor], capacity: Fraction) -> dict[str, Tensor]:
+        """A capacity's copies, under the names the model has for them."""
+        return {name: state[f"{name}@{capacity}"] for name in self.names if f"{name}@{capacity}" in state}
+
+
+class Folds:
+    """The selective averages of one round: of what is shared, and of what each capacity keeps apart.
+
+    Args:
+        axes: the model's axes.
+        state: the server's tensors.
+        apart: which of them are kept apart.
+        normaliser: what averages divide by.
+        jobs: the cohort, in the order to fold it in.
+    """
+
+    def __init__(
+        self, axes: Axes, state: Mapping[str, Tensor], apart: Apart, normaliser: Normaliser, jobs: Sequence[Job]
+    ) -> None:
+        self.state, self.apart = state, apart
+        shared = {name: tensor for name, tensor in apart.shared(state).items() if name not in apart.names}
+        self._shared = Fold(axes, shared, normaliser=normaliser, order=[job.client for job in jobs])
+        self._own = {
+            capacity: Fold(
+                axes,
+                apart.own(state, capacity),
+                normaliser=normaliser,
+                order=[job.client for job in jobs if job.capacity == capacity],
+            )
+            for capacity in dict.fromkeys(job.capacity for job in jobs)
+            if apart.names
+        }
+
+    @property
+    def clients(self) -> list[Hashable]:
+        """Whose updates were taken in."""
+        return self._shared.clients
+
+    def add(self, job: Job, part: Mapping[str, Tensor], weight: float, rows: Rows | None) -> None:
+        """Fold in one update; a bad one raises and changes nothing."""
+        if not self._own:
+            self._shared.add(job.client, part, job.window, weight, rows)
+            return
+        own = {name: tensor for name, tensor in part.items() if name in self.apart.names}
+        rest = {name: tensor for name, tensor in part.items() if name not in own}
+        self._own[job.capacity].check(job.client, own, job.window, weight)
+        self._shared.add(job.client, rest, job.window, weight, rows)
+        self._own[job.capacity].add(job.client, own, job.window, weight)
+
+    def skip(self, job: Job) -> None:
+        """Say that a client will not report."""
+        self._shared.skip(job.client)
+        if self._own:
+            self._own[job.capacity].skip(job.client)
+
+    def average(self) -> dict[str, Tensor]:
+        """The server's new tensors; the model's own norms are those of the largest capacity."""
+        new = {**self.state, **self._shared.average()}
+        for capacity, fold in self._own.items():
+            new |= {f"{name}@{capacity}": tensor for name, tensor in fold.average().items()}
+        if self.apart.names:
+            new |= self.apart.own(new, max(self.apart.capacities))
+        return new

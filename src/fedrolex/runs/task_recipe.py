@@ -1,0 +1,342 @@
+"""What is learned, as a recipe says it: images or words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedrolex.client import Mask
+from fedrolex.data.images import ImageSet, load_images
+from fedrolex.data.users import Users, open_users
+from fedrolex.data.vocabulary import Vocabulary
+from fedrolex.errors import FedrolexError
+from fedrolex.fleet import Fleet
+from fedrolex.models import ConvNet, WordTransformer, preresnet18, preresnet34
+from fedrolex.runs.decode import one_of
+from fedrolex.slicing.windows import exact
+from fedrolex.tasks.classification import Classification
+from fedrolex.tasks.partition import (
+    Affinity,
+    Partition,
+    by_label,
+    dirichlet,
+    even,
+    heterofl,
+    hold_out,
+    rare_classes,
+    shards,
+)
+from fedrolex.tasks.pixels import Pixels
+from fedrolex.tasks.task import Examples, Task
+from fedrolex.tasks.words import NextWord, choose_users, count_words, read_sentences
+
+PARTITIONS = ("iid", "labels", "heterofl", "dirichlet", "shards")
+MODELS = ("auto", "convnet", "preresnet18", "preresnet34")
+SHAPES = {"digits": (10, 1, 8), "cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "fashion-mnist": (10, 1, 28)}
+SLICES = ("attn", "attn+ffn", "all")
+TEXTS = ("stackexchange", "blogs", "stackoverflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionRecipe:
+    """How examples are spread over clients.
+
+    Attributes:
+        name: ``iid``; ``labels``: exactly ``labels`` a client; ``heterofl``: at most ``labels``, as published,
+            with unused data; ``dirichlet``: by ``alpha``; ``shards``: ``labels`` shards a client.
+        labels: labels (or shards) a client.
+        alpha: concentration of the Dirichlet draw.
+        smallest: fewest examples a client may have in a Dirichlet draw.
+        balanced: whether that draw stops giving to clients that have their fair share.
+        rare: classes that belong to the small devices.
+        rare_capacity: the largest capacity of a small device.
+        rare_elsewhere: what the others get of the rare classes, compared with a small device: 0 is nothing.
+    """
+
+    name: str = "iid"
+    labels: int = 2
+    alpha: float = 0.5
+    smallest: int = 10
+    balanced: bool = True
+    rare: list[int] = field(default_factory=list)
+    rare_capacity: str = "1/8"
+    rare_elsewhere: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("task.partition.name", self.name, PARTITIONS)
+        exact(self.rare_capacity)
+        if self.labels < 1:
+            raise FedrolexError(f"task.partition.labels is {self.labels}: give 1 or more")
+        if not self.alpha > 0:
+            raise FedrolexError(f"task.partition.alpha is {self.alpha}: give a number above 0")
+        if self.rare and self.name in ("heterofl", "shards"):
+            raise FedrolexError(
+                f"task.partition.rare needs a partition that can follow it (iid, labels, dirichlet), not {self.name}"
+            )
+
+    def split(
+        self, y: Tensor, test_y: Tensor, classes: int, fleet: Fleet, seed: int
+    ) -> tuple[Partition, Partition | None]:
+        """Rows of the training examples for each client and, where the partition has them, of the test set."""
+        who, affinity = fleet.clients, self._affinity(classes, fleet)
+        match self.name:
+            case "heterofl":
+                return heterofl(y, test_y, classes, who, self.labels, seed)
+            case "labels":
+                return by_label(y, classes, who, self.labels, seed, affinity), None
+            case "dirichlet":
+                return dirichlet(
+                    y, who, self.alpha, seed, smallest=self.smallest, balanced=self.balanced, affinity=affinity
+                ), None
+            case "shards":
+                return shards(y, who, self.labels, seed), None
+        return even(y, who, seed, affinity), None
+
+    def _affinity(self, classes: int, fleet: Fleet) -> Affinity | None:
+        if not self.rare:
+            return None
+        if fleet.redrawn:
+            raise FedrolexError("task.partition.rare ties data to capacities: it needs fleet.redrawn=false")
+        limit = exact(self.rare_capacity) * max(fleet.levels)
+        small = [fleet.capacity(client) <= limit for client in range(fleet.clients)]
+        return rare_classes(fleet.clients, classes, small, self.rare, self.rare_elsewhere)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesRecipe:
+    """Images of classes.
+
+    Attributes:
+        name: ``images``.
+        data: ``digits``, ``cifar10``, ``cifar100``, ``fashion-mnist``, or the path of a folder of images.
+        model: ``convnet``, ``preresnet18``, ``preresnet34``; ``auto`` is convnet for digits, else preresnet18.
+        width: of the largest client's model; null is the model's own (32 for convnet, 64 for PreResNet).
+        norm: of a PreResNet: ``static``, ``batch``, ``group``, ``none``.
+        scaler: HeteroFL's scaler, in a PreResNet.
+        augment: shift by up to four pixels and mirror while training; null is yes for CIFAR.
+        partition: how the images are spread.
+        validation, public: parts of the training images put aside first.
+        limit: use only so many training images (a random choice), or null; and as many test images at most.
+    """
+
+    name: str = "images"
+    data: str = "digits"
+    model: str = "auto"
+    width: int | None = None
+    norm: str = "static"
+    scaler: bool = False
+    augment: bool | None = None
+    partition: PartitionRecipe = field(default_factory=PartitionRecipe)
+    validation: float = 0.0
+    public: float = 0.0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        one_of("task.model", self.model, MODELS)
+        one_of("task.norm", self.norm, ("static", "batch", "group", "none"))
+        for name in ("width", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise FedrolexError(f"task.{name} is {value}: give 1 or more, or null")
+
+    def _made(self, shape: tuple[int, int, int], scale: int = 1) -> nn.Module:
+        """The model for (classes, channels, height and width) of the images, ``scale`` times as wide."""
+        classes, channels, size = shape
+        name = ("convnet" if self.data == "digits" else "preresnet18") if self.model == "auto" else self.model
+        if name == "convnet":
+            return ConvNet(classes, channels, (size, size), (self.width or 32) * scale)
+        make = preresnet18 if name == "preresnet18" else preresnet34
+        norm: Any = self.norm
+        return make(classes, channels, (self.width or 64) * scale, norm, self.scaler, size)
+
+    def make_model(self, scale: int = 1) -> nn.Module:
+        """The server's model; needs no data, except for a folder of images."""
+        shape = SHAPES.get(self.data)
+        return self._made(_shape(load_images(self.data, Path())) if shape is None else shape, scale)
+
+    def frozen_axes(self) -> Sequence[str]:
+        """Axes that capacities do not cut."""
+        return ()
+
+    def build(self, fleet: Fleet, seed: int, folder: Path, mask: Mask) -> Task:
+        """The task, spread over the clients of a fleet."""
+        images = load_images(self.data, folder, seed)
+        shape = _shape(images)
+        classes = shape[0]
+        held = hold_out(len(images.train_y), {"validation": self.validation, "public": self.public}, seed)
+        whole, test = Examples(images.train_x, images.train_y), Examples(images.test_x, images.test_y)
+        train = whole.rows(held["rest"]) if self.validation or self.public else whole
+        if self.limit is not None:
+            train, test = _some(train, self.limit, seed), _some(test, self.limit, seed)
+        parts, test_parts = self.partition.split(train.y, test.y, classes, fleet, seed)
+        crops = self.data in ("cifar10", "cifar100") if self.augment is None else self.augment
+        digits = self.data == "digits"
+        return Classification(
+            name=self.data,
+            build=lambda scale: self._made(shape, scale),
+            train=train,
+            test=test,
+            parts=parts,
+            test_parts=test_parts,
+            pixels=Pixels.of(
+                (0.0,) if digits else images.mean, (240 / 255,) if digits else images.std, 4 if crops else 0, crops
+            ),
+            validation=whole.rows(held["validation"]) if self.validation else None,
+            public=whole.rows(held["public"]) if self.public else None,
+            rare=self.partition.rare,
+            mask="neg_inf" if mask == "none" else mask,
+            classes=classes,
+        )
+
+
+def _shape(images: ImageSet) -> tuple[int, int, int]:
+    _, channels, height, width = images.train_x.shape
+    if height != width:
+        raise FedrolexError(f"the images are {height} high and {width} wide: the bundled models take square ones")
+    return len(images.classes), channels, height
+
+
+def _some(examples: Examples, count: int, seed: int) -> Examples:
+    return examples.rows(hold_out(len(examples), {"kept": min(count / len(examples), 1 - 1e-9)}, seed)["kept"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsRecipe:
+    """Next-word prediction, users as clients.
+
+    Attributes:
+        name: ``words``.
+        data: ``stackexchange``, ``blogs``, ``stackoverflow``, or the path of a file (.jsonl, .npz, .h5, .sqlite).
+        vocabulary: words known; others are one symbol.
+        word_list: file with one word a line, most frequent first; null counts the words of the training users.
+        length: words of a sentence.
+        sentences: most sentences a client trains on.
+        fewest: users with fewer sentences are no clients, where the file says how many each has.
+        test_users: part of the users whose sentences are the test set, where the data has no split of its own.
+        test_sentences: most sentences to test on.
+        validation: part of the users put aside for choosing settings.
+        layers, heads, head_dim, stream, inner, dropout: of the Transformer.
+        slice: what capacities cut: ``attn`` the head dimensions (the paper's text), ``attn+ffn``
+            also the feed-forward parts, ``all`` the stream too (the published code).
+    """
+
+    name: str = "words"
+    data: str = "stackexchange"
+    vocabulary: int = 10_000
+    word_list: str | None = None
+    length: int = 20
+    sentences: int = 128
+    fewest: int = 20
+    test_users: float = 0.1
+    test_sentences: int = 10_000
+    validation: float = 0.0
+    layers: int = 3
+    heads: int = 8
+    head_dim: int = 12
+    stream: int = 128
+    inner: int = 2048
+    dropout: float = 0.1
+    slice: str = "attn+ffn"
+
+    def __post_init__(self) -> None:
+        one_of("task.slice", self.slice, SLICES)
+        positive = (
+            "vocabulary",
+            "length",
+            "sentences",
+            "test_sentences",
+            "layers",
+            "heads",
+            "head_dim",
+            "stream",
+            "inner",
+        )
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise FedrolexError(f"task.{name} is {getattr(self, name)}: give 1 or more")
+        if not 0 <= self.dropout < 1:
+            raise FedrolexError(f"task.dropout is {self.dropout}: give at least 0, below 1")
+        if not (self.test_users > 0 and self.validation >= 0 and self.test_users + self.validation < 1):
+            raise FedrolexError("task.test_users and task.validation are parts of the users: together below 1")
+
+    def make_model(self, scale: int = 1) -> nn.Module:
+        """The server's model; what capacities cut is ``scale`` times as wide."""
+        return self._made(self.vocabulary + 4, scale)
+
+    def _made(self, symbols: int, scale: int) -> nn.Module:
+        return WordTransformer(
+            symbols,
+            self.length,
+            self.layers,
+            self.heads,
+            self.head_dim * scale,
+            self.stream * (scale if self.slice == "all" else 1),
+            self.inner * (1 if self.slice == "attn" else scale),
+            self.dropout,
+        )
+
+    def frozen_axes(self) -> Sequence[str]:
+        """Axes that capacities do not cut."""
+        inner = [f"inner{layer}" for layer in range(self.layers)]
+        return {"attn": ["stream", *inner], "attn+ffn": ["stream"], "all": []}[self.slice]
+
+    def build(self, clients: int | None, seed: int, folder: Path) -> Task:
+        """The task, with all users as clients or a random choice of them."""
+        train, test = self._open(folder)
+        order = choose_users(train, self.fewest, seed)
+        if test is None:
+            count = max(1, round(self.test_users * len(order)))
+            test, testers, order = train, order[:count], order[count:]
+        else:
+            testers = choose_users(test, 1, seed)
+        count = max(1, round(self.validation * len(order))) if self.validation else 0
+        judges, order = order[:count], order[count:]
+        if clients is not None and clients > len(order):
+            raise FedrolexError(f"fleet.clients is {clients}; {self.data} has {len(order)} users to train: give fewer")
+        chosen = np.sort(order[:clients])
+        words = self._words(train, chosen, seed)
+
+        def read(users: Users, who: NDArray[np.int64]) -> Examples:
+            return read_sentences(users, who.tolist(), words, self.length, self.sentences, self.test_sentences)
+
+        return NextWord(
+            name=self.data,
+            build=lambda scale: self._made(words.size, scale),
+            users=train,
+            chosen=chosen,
+            vocabulary=words,
+            test=read(test, testers),
+            length=self.length,
+            sentences=self.sentences,
+            frozen=self.frozen_axes(),
+            validation=read(train, judges) if count else None,
+        )
+
+    def _open(self, folder: Path) -> tuple[Users, Users | None]:
+        """The training users, and the test users where the data has them apart."""
+        match self.data:
+            case "stackexchange":
+                return open_users(folder / "stackexchange" / "users.jsonl"), None
+            case "blogs":
+                return open_users(folder / "blogs" / "blogs.npz"), None
+            case "stackoverflow":
+                whole = folder / "stackoverflow" / "stackoverflow.sqlite"
+                if whole.is_file():
+                    return open_users(whole, "train"), open_users(whole, "test")
+                parts = [folder / "stackoverflow" / f"stackoverflow_{part}.h5" for part in ("train", "test")]
+                return open_users(parts[0], "train"), open_users(parts[1], "test")
+        path = Path(self.data).expanduser()
+        if path.suffix in (".sqlite", ".db"):
+            return open_users(path, "train"), open_users(path, "test")
+        return open_users(path), None
+
+    def _words(self, users: Users, who: NDArray[np.int64], seed: int) -> Vocabulary:
+        if self.word_list is not None:
+            return Vocabulary.read(Path(self.word_list).expanduser(), self.vocabulary)
+        return count_words(users, self.vocabulary, who, seed)

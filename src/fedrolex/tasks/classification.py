@@ -1,0 +1,186 @@
+"""Examples of classes, in memory, spread over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.client import Mask, masked
+from fedrolex.errors import FedrolexError
+from fedrolex.streams import sample, shuffle
+from fedrolex.tasks.partition import Partition
+from fedrolex.tasks.pixels import Pixels
+from fedrolex.tasks.task import Examples, Task
+
+MEASURED = 1000  # clients whose local accuracy is measured, at most
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """A task whose targets are classes.
+
+    Attributes:
+        name, build, loss, frozen: see :class:`~fedrolex.tasks.task.Task`.
+        train: the examples the clients hold.
+        test: examples no client holds.
+        parts: for each client, the rows of ``train`` it holds.
+        test_parts: for each client, the rows of ``test`` that are its own; by default all with its labels.
+        pixels: how stored images become inputs; None where they are stored as such.
+        validation, public: examples put aside, for choosing settings and for distillation.
+        rare: classes that belong to the small devices.
+        mask: how absent classes are treated where local accuracy is measured with them masked.
+        classes: how many there are; by default one more than the largest target.
+    """
+
+    name: str
+    build: Callable[[int], nn.Module]
+    train: Examples
+    test: Examples
+    parts: Sequence[Tensor]
+    test_parts: Sequence[Tensor] | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    frozen: Sequence[str] = ()
+    pixels: Pixels | None = None
+    validation: Examples | None = None
+    public: Examples | None = None
+    rare: Sequence[int] = ()
+    mask: Mask = "neg_inf"
+    classes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.classes:
+            targets = [part.y for part in (self.train, self.test) if len(part) and not part.y.is_floating_point()]
+            object.__setattr__(self, "classes", 1 + max((int(y.max()) for y in targets), default=0))
+        for what, parts, rows in (
+            ("parts", self.parts, len(self.train)),
+            ("test_parts", self.test_parts, len(self.test)),
+        ):
+            for client, part in enumerate([parts.rows] if isinstance(parts, Partition) else parts or ()):
+                if not isinstance(part, Tensor) or part.dtype != torch.int64:
+                    raise FedrolexError(f"{what}[{client}] of the task is not a tensor of row numbers (int64)")
+                if len(part) and not 0 <= int(part.min()) <= int(part.max()) < rows:
+                    raise FedrolexError(f"{what}[{client}] of the task names a row outside 0..{rows - 1}")
+        if self.test_parts is not None and len(self.test_parts) != len(self.parts):
+            raise FedrolexError(
+                f"the task has {len(self.parts)} parts and {len(self.test_parts)} test parts: give as many"
+            )
+
+    # --- what training asks ---
+
+    @property
+    def clients(self) -> int:
+        """How many clients hold data."""
+        return len(self.parts)
+
+    @property
+    def random_inputs(self) -> bool:  # type: ignore[override]
+        """Whether images are augmented."""
+        return self.pixels is not None and self.pixels.random
+
+    def client(self, number: int) -> Examples:
+        """The rows a client holds."""
+        return self.train.rows(self.parts[number].to(self.train.y.device))
+
+    def inputs(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Normalised and augmented images, or what is stored."""
+        return x if self.pixels is None else self.pixels(x, draws)
+
+    def example(self) -> Tensor:
+        """The first two training inputs."""
+        return self.inputs(self.train.x[:2])
+
+    def some_inputs(self, count: int, batch: int) -> Iterator[Tensor]:
+        """A random choice of what clients hold, the same for every seed."""
+        rows = self.parts.rows if isinstance(self.parts, Partition) else torch.cat(list(self.parts))
+        chosen = rows[torch.from_numpy(shuffle(len(rows), 0, "calibration")[:count])]
+        for part in chosen.to(self.train.y.device).split(batch):
+            yield self.inputs(self.train.x[part])
+
+    def to(self, device: torch.device) -> Classification:
+        """Examples on another device; rows stay where they are."""
+        return replace(
+            self,
+            train=self.train.to(device),
+            test=self.test.to(device),
+            pixels=None if self.pixels is None else self.pixels.to(device),
+            validation=None if self.validation is None else self.validation.to(device),
+            public=None if self.public is None else self.public.to(device),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """How the data was spread."""
+        held = self._held.sum(1).double() if not self.train.y.is_floating_point() else None
+        used = sum(len(part) for part in self.parts)
+        return {
+            "examples": used,
+            "unused_examples": len(self.train) - used,
+            "labels_per_client": None if held is None else float(held.mean()),
+        }
+
+    # --- how good a model is ---
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, *, batch: int = 500, apart: bool = False) -> dict[str, Any]:
+        """Accuracy on the test set, and on every client's part of it, plain and with absent classes masked.
+
+        One forward pass over the test set gives all of them, unless ``apart``. Local accuracies are means
+        over all examples of all clients (of at most 1000 clients, evenly chosen).
+        """
+        before = model.training
+        model.eval()
+        try:
+            outputs = self._outputs(model, self.test.x, batch)
+            found: dict[str, Any] = {"loss": float(self.loss(outputs, self.test.y))}
+            if not self.test.y.is_floating_point():
+                found |= self._accuracies(model, outputs, apart)
+            if self.validation is not None:
+                scores = self._outputs(model, self.validation.x, batch)
+                found["validation_accuracy"] = float((scores.argmax(-1) == self.validation.y).double().mean())
+        finally:
+            model.train(before)
+        return found
+
+    def _outputs(self, model: nn.Module, x: Tensor, batch: int) -> Tensor:
+        return torch.cat([model(self.inputs(part)) for part in x.split(batch)])
+
+    def _accuracies(self, model: nn.Module, outputs: Tensor, apart: bool) -> dict[str, float]:
+        y = self.test.y
+        right = outputs.argmax(-1) == y
+        plain = hidden = total = 0
+        known: dict[bytes, tuple[int, int, int]] = {}
+        for client in sample(self.clients, min(MEASURED, self.clients), 0, "measured").tolist():
+            held = self._held[client]
+            key = held.numpy().tobytes() if self.test_parts is None else client.to_bytes(8, "little")
+            if key not in known:
+                rows = self._test_rows(client, held).to(y.device)
+                scores = (
+                    self._outputs(model, self.test.x[rows], max(1, len(rows))) if apart and len(rows) else outputs[rows]
+                )
+                sums = masked(scores, held.to(y.device), self.mask).argmax(-1) == y[rows]
+                known[key] = (int((scores.argmax(-1) == y[rows]).sum()), int(sums.sum()), len(rows))
+            plain, hidden, total = (a + b for a, b in zip((plain, hidden, total), known[key], strict=True))
+        found = {
+            "global_accuracy": float(right.double().mean()),
+            "local_accuracy": plain / total if total else float("nan"),
+            "local_accuracy_masked": hidden / total if total else float("nan"),
+        }
+        if self.rare:
+            among = torch.isin(y, torch.tensor(list(self.rare), device=y.device))
+            found["rare_accuracy"] = float(right[among].double().mean())
+        return found
+
+    @cached_property
+    def _held(self) -> Tensor:
+        """Which classes each client holds, bool, shape ``(clients, classes)``, on the CPU."""
+        parts = self.parts if isinstance(self.parts, Partition) else Partition.of(self.parts)
+        return parts.label_sets(self.train.y, self.classes)
+
+    def _test_rows(self, client: int, held: Tensor) -> Tensor:
+        if self.test_parts is not None:
+            return self.test_parts[client]
+        return held.to(self.test.y.device)[self.test.y].nonzero().flatten()

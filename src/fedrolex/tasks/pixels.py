@@ -1,0 +1,63 @@
+"""Stored pixels to model inputs: normalised, and for training cropped and flipped at random.
+
+Images stay one uint8 tensor wherever they are. One call serves a batch or a whole cohort: one random word an
+image decides its crop and flip, so the result does not depend on what else is in the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How images of one data set become inputs.
+
+    Attributes:
+        scale, shift: input = pixel · scale + shift, a channel, shape ``(channels, 1, 1)``.
+        pad: pixels of black added on every side before the random crop; 0 is no crop.
+        flip: mirror every second image.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    pad: int = 0
+    flip: bool = False
+
+    @staticmethod
+    def of(mean: Sequence[float], std: Sequence[float], pad: int = 0, flip: bool = False) -> Pixels:
+        """From the mean and standard deviation of every channel, the largest pixel value being 1."""
+        middle, spread = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
+        return Pixels(1 / (255 * spread), -middle / spread, pad, flip)
+
+    def to(self, device: torch.device) -> Pixels:
+        """The same on another device."""
+        return Pixels(self.scale.to(device), self.shift.to(device), self.pad, self.flip)
+
+    @property
+    def random(self) -> bool:
+        """Whether training inputs are drawn."""
+        return self.pad > 0 or self.flip
+
+    def __call__(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
+        """uint8 ``(n, channels, h, w)`` to float32 of the same shape; ``draws`` int64 ``(n,)`` ≥ 0."""
+        if draws is not None and self.random:
+            x = self._moved(x, draws)
+        return x * self.scale + self.shift
+
+    def _moved(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Every image shifted by up to ``pad`` pixels and maybe mirrored, black where nothing is."""
+        height, width = x.shape[2:]
+        steps = 2 * self.pad + 1
+        down = ((draws & 0xFFFF) * steps >> 16)[:, None] + torch.arange(height, device=x.device)
+        right = ((draws >> 16 & 0xFFFF) * steps >> 16)[:, None] + torch.arange(width, device=x.device)
+        if self.flip:
+            right = torch.where((draws >> 32 & 1).bool()[:, None], right.flip(1), right)
+        padded = torch.nn.functional.pad(x, [self.pad] * 4)
+        places = (down[:, :, None] * (width + 2 * self.pad) + right[:, None, :]).flatten(1)
+        flat = padded.flatten(2)
+        return flat.gather(2, places[:, None, :].expand(-1, x.shape[1], -1)).view(x.shape)
