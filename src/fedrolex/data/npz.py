@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedrolex.data.users import check_user, no_sentences
+from fedrolex.data.users import NoSentencesError, check_user
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.errors import FedrolexError
 
@@ -70,7 +70,7 @@ class NpzUsers:
         if vocabulary.words != self._words[: len(vocabulary.words)]:
             raise FedrolexError(f"{self.path} holds numbers of its own words: use its own vocabulary, users.vocabulary")
         if self.examples(user) == 0:
-            raise no_sentences(self.name(user))
+            raise NoSentencesError(self.name(user))
         first, last = int(self._users[user]), int(self._users[user + 1])
         bounds = self._sentences[first : last + 1].astype(np.int64)
         if bounds[0] < 0 or bounds[-1] > len(self._tokens) or (np.diff(bounds) < 0).any():

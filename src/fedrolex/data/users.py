@@ -66,7 +66,7 @@ class TextUsers(ABC):
         """A user's sentences as word numbers, one array a sentence."""
         text = self.text(user)
         if not text:
-            raise no_sentences(self.name(user))
+            raise NoSentencesError(self.name(user))
         return [vocabulary.numbers(words) for words in text]
 
 
@@ -102,9 +102,11 @@ def open_users(path: Path, split: str = "train") -> Users:
     return NpzUsers(path) if suffix == ".npz" else Hdf5Users(path)
 
 
-def no_sentences(name: str) -> FedrolexError:
-    """What to raise for a user who has none."""
-    return FedrolexError(f"user {name} has no sentences: leave such users out")
+class NoSentencesError(FedrolexError):
+    """A user has none."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"user {name} has no sentences: leave such users out")
 
 
 def check_user(user: int, count: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedrolex.client import Slot
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
+from fedrolex.errors import FedrolexError
 from fedrolex.slicing.capture import one_line
 from fedrolex.streams import shuffle, words
 
@@ -32,7 +33,8 @@ class Loop:
             try:
                 yield self._train(plan, job)
             except (Exception, TimeoutError) as failure:
-                yield Failure(job, f"{type(failure).__name__}: {one_line(failure)}")
+                known = isinstance(failure, FedrolexError)
+                yield Failure(job, str(failure) if known else f"{type(failure).__name__}: {one_line(failure)}")
 
     def _slot(self, plan: RoundPlan, job: Job) -> Slot:
         """The slot for this job's widths, loaded with its part of the server's tensors."""

@@ -52,8 +52,11 @@ class Plan:
         if self.norm not in get_args(Norm):
             raise FedrolexError(f"norm {self.norm!r} is unknown: use one of {', '.join(get_args(Norm))}")
         object.__setattr__(self, "groups", GROUPS if self.norm == "group" else 1)
-        if self.width < 1 or self.width % self.groups:
-            raise FedrolexError(f"width {self.width}: give a positive multiple of {self.groups} for norm {self.norm!r}")
+        if self.width < 1 or (self.groups > 1 and (self.width % self.groups or self.width == self.groups)):
+            wanted = f"a multiple of {self.groups} above it" if self.groups > 1 else "1 or more"
+            raise FedrolexError(f"width {self.width} with norm {self.norm!r}: give {wanted}")
+        if self.scaler and self.norm == "batch":
+            raise FedrolexError("the scaler would spoil running statistics: use norm 'static', 'group' or 'none'")
 
 
 def _norm(plan: Plan, channels: int) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedrolex.data.users import TextUsers, Users
+from fedrolex.data.users import NoSentencesError, TextUsers, Users
 from fedrolex.data.vocabulary import PAD, Vocabulary, encode
 from fedrolex.errors import FedrolexError
 from fedrolex.streams import deck, shuffle
@@ -85,9 +86,8 @@ class NextWord(Task):
 
     def client(self, number: int) -> Examples:
         """A user's sentences, read from the file."""
-        return read_sentences(self.users, [int(self.chosen[number])], self.vocabulary, self.length, self.sentences).to(
-            self.device
-        )
+        sentences = self.users.sentences(int(self.chosen[number]), self.vocabulary)[: self.sentences]
+        return Examples(*encode(sentences, self.vocabulary, self.length)).to(self.device)
 
     def inputs(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
         """Word numbers, as they are."""
@@ -144,14 +144,17 @@ class NextWord(Task):
 
 
 def read_sentences(
-    users: Users, who: Sequence[int], vocabulary: Vocabulary, length: int, most: int, total: int | None = None
+    users: Users, who: Sequence[int], vocabulary: Vocabulary, length: int, most: int, total: int
 ) -> Examples:
-    """Sentences of some users, at most ``most`` of each and ``total`` in all, as inputs and targets."""
+    """Sentences of some users, at most ``most`` of each and ``total`` in all; users without any are passed over."""
     found: list[NDArray[np.int64]] = []
     for user in who:
-        found += users.sentences(user, vocabulary)[:most]
-        if total is not None and len(found) >= total:
+        with suppress(NoSentencesError):
+            found += users.sentences(user, vocabulary)[:most]
+        if len(found) >= total:
             break
+    if not found:
+        raise FedrolexError("the users held out to test on wrote nothing: hold out more (task.test_users)")
     return Examples(*encode(found[:total], vocabulary, length))
 
 

@@ -1,0 +1,200 @@
+"""Norms: static batch norm and its statistics, the scaler, groups, and scales that a capacity keeps apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedrolex import FedrolexError, Recipe, Static, trace
+from fedrolex.client import LocalSGD
+from fedrolex.methods import heterofl
+from fedrolex.models import PreResNet, preresnet18
+from fedrolex.models.norms import collect, norm_parameters, pool, static_norms, with_statistics
+from fedrolex.models.preresnet import Norm
+from fedrolex.runs import Training, prepare
+from fedrolex.runs.measure import Measure
+
+IMAGES = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def small(norm: Norm = "static", scaler: bool = False) -> PreResNet:
+    torch.manual_seed(0)
+    model = preresnet18(width=8, norm=norm, scaler=scaler, size=16)
+    with torch.no_grad():
+        for name in norm_parameters(model):
+            model.get_parameter(name).uniform_(0.5, 1.5)
+    return model
+
+
+def test_evaluated_on_the_batch_it_was_collected_from_a_model_computes_what_it_did_in_training() -> None:
+    model = small()
+    evaluated = with_statistics(model, collect(model, [IMAGES]))
+    torch.testing.assert_close(evaluated(IMAGES), model.train()(IMAGES), rtol=1e-4, atol=1e-5)
+    alone = torch.cat([evaluated(image[None]) for image in IMAGES])
+    torch.testing.assert_close(alone, evaluated(IMAGES), rtol=1e-4, atol=1e-5)
+
+
+def test_without_statistics_scores_depend_on_the_batch() -> None:
+    model = small().eval()
+    assert float((model(IMAGES[:4]) - model(IMAGES)[:4]).abs().max().detach()) > 0.01
+
+
+def test_collecting_and_evaluating_leave_the_model_as_it_was() -> None:
+    model = small().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with_statistics(model, collect(model, IMAGES.split(8)))
+    assert not model.training
+    assert list(model.state_dict()) == list(before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any("running" in name for name in before)
+
+
+def test_pooling_what_clients_send_is_what_one_place_with_all_data_would_have() -> None:
+    """A single norm, so that its inputs do not depend on how they are batched."""
+    norm = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False))
+    sizes = [5, 1, 11, 7]
+    sent = [collect(norm, part.split(4)) for part in IMAGES.split(sizes)]
+    pooled = pool(sent)["0"]
+    flat = IMAGES.transpose(0, 1).flatten(1).double()
+    torch.testing.assert_close(pooled.mean, flat.mean(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pooled.variance, flat.var(1, correction=0), rtol=1e-12, atol=1e-12)
+    assert pooled.count == flat.shape[1]
+
+
+def test_statistics_of_another_model_are_refused() -> None:
+    with pytest.raises(FedrolexError, match="no statistics for norm"):
+        with_statistics(small(), {})
+
+
+@pytest.mark.parametrize("norm", ["static", "group"])
+def test_the_scaler_is_undone_by_norms(norm: Norm) -> None:
+    sizes = {f"{axis.name}": max(1, axis.size // 2) for axis in trace(small(norm), IMAGES[:2]).cut_axes}
+    plain, scaled = PreResNet(small(norm).plan, sizes), PreResNet(small(norm, scaler=True).plan, sizes)
+    scaled.load_state_dict(plain.state_dict())
+    assert scaled.scale.rate == 0.5
+    torch.testing.assert_close(plain(IMAGES), scaled(IMAGES), rtol=0, atol=1e-3)
+    torch.testing.assert_close(plain.eval()(IMAGES), scaled.eval()(IMAGES), rtol=0, atol=0)
+
+
+def test_without_norms_the_scaler_scales_in_training_alone() -> None:
+    sizes = {f"{axis.name}": axis.size // 2 for axis in trace(small("none"), IMAGES[:2]).cut_axes}
+    plain, scaled = PreResNet(small("none").plan, sizes), PreResNet(small("none", scaler=True).plan, sizes)
+    scaled.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(scaled.get_submodule("stages.0.0.scale1")(IMAGES), IMAGES * 2)
+    assert isinstance(plain.get_submodule("stages.0.0.norm1"), nn.Identity)
+    assert not torch.allclose(plain(IMAGES), scaled(IMAGES), atol=1e-3)
+    torch.testing.assert_close(plain.eval()(IMAGES), scaled.eval()(IMAGES), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["static", "batch", "group", "none"])
+def test_every_norm_is_cut_and_the_whole_cut_is_the_model(norm: Norm) -> None:
+    model = small(norm)
+    axes = trace(model, IMAGES[:2])
+    whole = axes.cut(model, Static().window(axes, round=0, capacity="1"))
+    torch.testing.assert_close(whole(IMAGES), model.train()(IMAGES))
+    half = axes.cut(model, Static().window(axes, round=0, capacity="1/2"))
+    assert sum(p.numel() for p in half.parameters()) == axes.parameters("1/2")
+    half(IMAGES).sum().backward()
+
+
+def test_group_norm_keeps_its_groups() -> None:
+    axes = trace(small("group"), IMAGES[:2])
+    assert {axis.size for axis in axes.axes.values() if axis.kind == "groups"} == {4}
+    for width in (4, 6):
+        with pytest.raises(FedrolexError, match=f"width {width} with norm 'group': give a multiple of 4 above it"):
+            preresnet18(width=width, norm="group")
+
+
+def test_the_scaler_and_running_statistics_are_refused() -> None:
+    """Statistics of scaled inputs would be used for unscaled ones."""
+    with pytest.raises(FedrolexError, match="spoil running statistics"):
+        preresnet18(norm="batch", scaler=True)
+
+
+# --- in training ---
+
+
+def training(*settings: str) -> Training:
+    recipe = Recipe(device="cpu", rounds=2).with_settings(
+        ["task.model=preresnet18", "task.width=4", "fleet.clients=6", "fleet.cohort=6", "client.batch=32",
+         'fleet.capacities=["1", "1/2"]', "task.limit=200", *settings]
+    )  # fmt: skip
+    return prepare(recipe)
+
+
+def test_a_result_says_how_norms_were_evaluated() -> None:
+    made = training()
+    first = made.evaluate()
+    assert first["statistics"] == "recalibrated"
+    made.measure = replace(made.measure, statistics="test-batch", batch=100)
+    second = made.evaluate()
+    assert second["statistics"] == "test-batch"
+    assert first["loss"] != second["loss"]
+    assert training("task.norm=batch").evaluate()["statistics"] is None
+    assert made.evaluate() == second
+
+
+def test_sub_models_of_every_capacity_are_measured() -> None:
+    made = training("evaluation.submodels=true")
+    made.run_round()
+    found = made.evaluate()
+    assert list(found["submodels"]) == ["1", "1/2"]
+    assert found["submodels"]["1"] == found["global_accuracy"]
+
+
+def test_norms_per_capacity_are_moved_by_that_capacity_alone() -> None:
+    made = training("method=heterofl", "method.norms=per_capacity")
+    name = "norm.weight"
+    start = made.state[name].clone()
+    assert torch.equal(made.state[f"{name}@1/2"], start)
+    made.run_round()
+    one, half = made.state[f"{name}@1"], made.state[f"{name}@1/2"]
+    assert torch.equal(made.state[name], one)
+    assert not torch.equal(one, start)
+    assert torch.equal(half[16:], start[16:])
+    assert not torch.equal(half[:16], start[:16])
+    assert not torch.equal(half[:16], one[:16])
+    shared = training("method=heterofl")
+    shared.run_round()
+    assert torch.equal(shared.state["stem.weight"], made.state["stem.weight"])
+    assert not torch.equal(shared.state[name], one)
+
+
+def test_with_one_capacity_norms_per_capacity_are_shared_norms() -> None:
+    one = 'fleet.capacities=["1/2"]'
+    made, shared = training(one, "method.norms=per_capacity"), training(one)
+    for each in (made, shared):
+        each.run_round()
+        each.run_round()
+    for name, tensor in shared.state.items():
+        assert torch.equal(tensor, made.state[name]), name
+    assert made.evaluate() == shared.evaluate()
+
+
+def test_norms_per_capacity_need_norms() -> None:
+    with pytest.raises(FedrolexError, match="this model has no norms"):
+        training("method.norms=per_capacity", "task.norm=none")
+
+
+def test_a_graph_form_sub_model_with_static_norms_is_measured_on_test_batches() -> None:
+    made = training()
+    assert static_norms(made.model)
+    window = Static().window(made.axes, round=0, capacity="1/2")
+    from fedrolex import Hints
+
+    axes = trace(made.model, made.task.example(), Hints())
+    cut = axes.cut(made.model, Static().window(axes, round=0, capacity="1/2"))
+    found = Measure()(made.task, cut, made.model)
+    assert found["statistics"] == "test-batch"
+    native = made.axes.cut(made.model, window)
+    assert Measure()(made.task, native, made.model)["statistics"] == "recalibrated"
+
+
+def test_a_batch_of_one_on_one_pixel_is_the_clients_failure() -> None:
+    made = training("client.batch=33")
+    made.method = heterofl(LocalSGD(batch=33))
+    row = made.run_round()
+    assert row["clients"] + len(row["dropped"]) == 6
