@@ -62,6 +62,24 @@ def test_going_back_to_a_checkpoint_finds_the_states_it_had(
         assert found is None or torch.equal(found["c"], state(value)["c"])
 
 
+def test_two_crashes_in_a_row(tmp_path: Path) -> None:
+    """States saved for a checkpoint that was never written must not count as needed."""
+    states = ClientStates(tmp_path, in_memory=1)
+    states.put(0, 1, state(1))
+    states.save(2)
+    states.put(0, 3, state(3))
+    states.save(4)
+    states = ClientStates(tmp_path, in_memory=1)
+    states.restore(2)
+    for round in (2, 3):
+        states.put(0, round, state(10 + round))
+        states.put(1, round, state(10 + round))
+    states = ClientStates(tmp_path, in_memory=1)
+    states.restore(2)
+    assert torch.equal((states.get(0) or {})["c"], state(1)["c"])
+    assert states.get(1) is None
+
+
 def test_old_versions_do_not_pile_up(tmp_path: Path) -> None:
     states = ClientStates(tmp_path, in_memory=1)
     for round in range(20):

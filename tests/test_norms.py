@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from fedrolex.models import PreResNet, preresnet18
 from fedrolex.models.norms import collect, norm_parameters, pool, static_norms, with_statistics
 from fedrolex.models.preresnet import Norm
 from fedrolex.runs import Training, prepare
+from fedrolex.runs.checkpoint import read
 from fedrolex.runs.measure import Measure
+from fedrolex.runs.run import Run
 
 IMAGES = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
@@ -54,9 +57,9 @@ def test_collecting_and_evaluating_leave_the_model_as_it_was() -> None:
 
 def test_pooling_what_clients_send_is_what_one_place_with_all_data_would_have() -> None:
     """A single norm, so that its inputs do not depend on how they are batched."""
-    norm = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False))
+    norm = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)).double()
     sizes = [5, 1, 11, 7]
-    sent = [collect(norm, part.split(4)) for part in IMAGES.split(sizes)]
+    sent = [collect(norm, part.split(4)) for part in IMAGES.double().split(sizes)]
     pooled = pool(sent)["0"]
     flat = IMAGES.transpose(0, 1).flatten(1).double()
     torch.testing.assert_close(pooled.mean, flat.mean(1), rtol=1e-12, atol=1e-12)
@@ -87,6 +90,15 @@ def test_without_norms_the_scaler_scales_in_training_alone() -> None:
     assert isinstance(plain.get_submodule("stages.0.0.norm1"), nn.Identity)
     assert not torch.allclose(plain(IMAGES), scaled(IMAGES), atol=1e-3)
     torch.testing.assert_close(plain.eval()(IMAGES), scaled.eval()(IMAGES), rtol=0, atol=0)
+
+
+def test_statistics_are_collected_without_the_scaler() -> None:
+    """Evaluation does not scale; statistics of scaled inputs would be of another network."""
+    sizes = {f"{axis.name}": max(1, axis.size // 4) for axis in trace(small(), IMAGES[:2]).cut_axes}
+    torch.manual_seed(0)
+    scaled = PreResNet(small(scaler=True).plan, sizes)
+    evaluated = with_statistics(scaled, collect(scaled, [IMAGES]))
+    torch.testing.assert_close(evaluated(IMAGES), scaled.eval()(IMAGES), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["static", "batch", "group", "none"])
@@ -172,6 +184,38 @@ def test_with_one_capacity_norms_per_capacity_are_shared_norms() -> None:
     for name, tensor in shared.state.items():
         assert torch.equal(tensor, made.state[name]), name
     assert made.evaluate() == shared.evaluate()
+
+
+def test_a_run_with_norms_per_capacity_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole, broken = training("method.norms=per_capacity"), training("method.norms=per_capacity")
+    recipe = Recipe(device="cpu", rounds=4, checkpoint_every=2)
+    Run.create(tmp_path / "a", recipe).go(whole)
+    Run.create(tmp_path / "b", replace(recipe, rounds=2)).go(broken)
+    recipe.write(tmp_path / "b" / "recipe.yaml")
+    Run.open(tmp_path / "b").go(training("method.norms=per_capacity"))
+    one, two = (read(tmp_path / name / "checkpoint.safetensors")[0] for name in "ab")
+    assert "norm.weight@1/2" in one
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    again = training("method.norms=per_capacity", f"weights={tmp_path / 'a' / 'checkpoint.safetensors'}")
+    assert all(torch.equal(again.state[name], one[name]) for name in one)
+    shared = training(f"weights={tmp_path / 'a' / 'checkpoint.safetensors'}")
+    assert torch.equal(shared.state["norm.weight"], one["norm.weight@1"])
+
+
+def test_norms_of_a_width_everyone_trains_are_that_widths() -> None:
+    made = training("method=fedavg", "method.width=1/3", "client.batch=40", "method.norms=per_capacity")
+    row = made.run_round()
+    assert row["dropped"] == {}
+    plain = training("method=fedavg", "method.width=1/3", "client.batch=40")
+    plain.run_round()
+    assert made.evaluate() == plain.evaluate()
+
+
+def test_a_lonely_last_image_does_not_end_a_run() -> None:
+    """501 images in batches of 500 on a 1×1 map: the last batch would be one value a channel."""
+    for settings in (["evaluation.calibration=151", "evaluation.batch=150"], ["evaluation.statistics=test-batch"]):
+        made = training(*settings, "evaluation.batch=199", "task.limit=200")
+        assert "global_accuracy" in made.evaluate()
 
 
 def test_norms_per_capacity_need_norms() -> None:

@@ -154,8 +154,26 @@ def test_rare_classes_are_on_small_devices_alone_or_mostly() -> None:
     count = torch.tensor([int((y[part] == 7).sum()) for part in mostly]).double()
     ratio = count[[not s for s in small]].mean() / count[small].mean()
     assert ratio == pytest.approx(0.25, abs=0.08)
-    spread = dirichlet(y, 50, 1.0, 0, smallest=1, affinity=rare_classes(50, 10, small, [7, 8, 9], 0.0))
-    assert not spread.label_sets(y, 10)[[not s for s in small]][:, 7:].any()
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("smallest", [1, 10, 30])
+def test_rare_classes_stay_on_small_devices_in_a_dirichlet_draw(alpha: float, smallest: int) -> None:
+    """Rows moved to poor clients, and classes that fall to one client, follow the affinity too."""
+    y, small = labels(10, 200), [client % 5 >= 3 for client in range(40)]
+    parts = dirichlet(y, 40, alpha, 0, smallest=smallest, affinity=rare_classes(40, 10, small, [7, 8, 9], 0.0))
+    assert disjoint(parts, len(y)) == len(y)
+    assert int(parts.sizes().min()) >= smallest
+    assert not parts.label_sets(y, 10)[[not s for s in small]][:, 7:].any()
+
+
+def test_a_small_device_is_small_compared_with_the_tasks_model() -> None:
+    partition = "task.partition={name: labels, labels: 3, rare: [7, 8, 9], rare_capacity: 1/8}"
+    for server in (1, 2):
+        settings = ["task.width=16", partition, 'fleet.capacities=["1/2", "1/8"]', f"fleet.server={server}"]
+        made = prepare(Recipe(device="cpu").with_settings(settings))
+        held = [bool((made.task.client(client).y >= 7).any()) for client in range(20)]
+        assert held == [client % 2 == 1 for client in range(20)]
 
 
 def test_capacities_correlated_with_the_data_from_a_recipe() -> None:
@@ -180,6 +198,7 @@ def test_capacities_correlated_with_the_data_from_a_recipe() -> None:
         (lambda y: by_label(y, 10, 20, 0, 0), "0 labels a client of 10 classes: give 1 to 10"),
         (lambda y: dirichlet(y, 20, 0.0, 0), "alpha is 0.0: give a number above 0"),
         (lambda y: dirichlet(y, 20, -1.0, 0), "alpha is -1.0"),
+        (lambda y: dirichlet(y, 20, float("inf"), 0), "alpha is inf: give a number above 0, at most 1e9"),
         (lambda y: dirichlet(y, 20, 1.0, 0, smallest=100), "there are too few"),
         (lambda y: shards(y, 600, 2, 0), "1200 shards of 1000 examples"),
         (lambda y: even(y, 2000, 0), "every client needs at least one"),

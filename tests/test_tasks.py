@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from fedrolex import FedrolexError, Recipe, Rolling, trace
+from fedrolex import FedrolexError, Recipe, Rolling, trace, train
 from fedrolex.cli.app import app
 from fedrolex.client import masked
 from fedrolex.data.vocabulary import Vocabulary
@@ -290,6 +290,41 @@ def test_fewer_clients_than_users_and_users_put_aside(tmp_path: Path) -> None:
         prepare(base.with_settings(["task.fewest=25"]))
 
 
+def test_rows_of_words_are_those_read_or_written(tmp_path: Path) -> None:
+    """The embedding is tied: the begin mark is only read, and its row must be averaged all the same."""
+    file = corpus(tmp_path / "users.jsonl")
+    made = prepare(Recipe(device="cpu").with_settings([*WORDS, f"task.data={file}", "method.rows=true"]))
+    before = made.state["embedding.weight"].clone()
+    made.run_round()
+    begin = made.task.classes - 2
+    assert not torch.equal(made.state["embedding.weight"][begin], before[begin])
+    assert torch.equal(made.state["embedding.weight"][0], before[0])
+
+
+def test_a_user_who_is_there_twice_is_refused(tmp_path: Path) -> None:
+    file = corpus(tmp_path / "users.jsonl")
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, lines[3]]) + "\n\n")
+    with pytest.raises(FedrolexError, match="user 'u3' is in the file twice"):
+        prepare(Recipe(device="cpu").with_settings([*WORDS, f"task.data={file}"]))
+
+
+def test_data_that_changed_under_a_run_is_noticed(tmp_path: Path) -> None:
+    file = corpus(tmp_path / "users.jsonl")
+    settings = [word for setting in [*WORDS, f"task.data={file}", "rounds=2"] for word in ("--set", setting)]
+    run = str(tmp_path / "run")
+    found = CliRunner().invoke(app, ["train", *settings, "--set", "compare=false", "--out", run])
+    assert found.exit_code == 0, found.output
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("rounds: 2", "rounds: 3"))
+    corpus(file, sentences=23)
+    again = CliRunner().invoke(app, ["resume", run])
+    assert isinstance(again.exception, FedrolexError)
+    assert "has changed since its checkpoint" in str(again.exception)
+    corpus(file)
+    assert CliRunner().invoke(app, ["resume", run]).exit_code == 0
+
+
 def test_an_empty_user_is_dropped_from_the_round_and_named(tmp_path: Path) -> None:
     file = corpus(tmp_path / "users.jsonl", users=6)
     file.write_text(file.read_text() + '{"user": "nobody", "sentences": []}\n')
@@ -317,6 +352,15 @@ def test_mixes_of_capacities(mix: str, levels: list[str], shares: list[str] | No
     fleet = recipe.fleet.build(0)
     counts = [sum(fleet.capacity(c) == level for c in range(100)) for level in fleet.levels]
     assert counts == [round(100 * float(share)) for share in fleet.level_shares]
+
+
+def test_a_mix_takes_the_place_of_another() -> None:
+    recipe = Recipe().with_settings(["fleet.capacities=income", "fleet.clients=20"])
+    counts = [
+        sum(recipe.fleet.build(0).capacity(c) == level for c in range(20)) for level in recipe.fleet.build(0).levels
+    ]
+    assert counts == [1, 2, 2, 4, 11]
+    assert recipe.with_settings(["fleet.capacities=uniform"]).fleet.shares is None
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "blogs", "stackexchange", "stackoverflow", "digits"])
@@ -347,9 +391,22 @@ def test_every_recipe_is_complete(name: str) -> None:
         (["task=words", "task.data=stackoverflow", "data=/nowhere"], "is not there: give a file of text users"),
         (["task.data=cifar10", "data=/nowhere"], "cifar10 is not in /nowhere"),
         (["task.validation=0.6", "task.public=0.5"], "give parts of the data"),
+        (["task.partition=dirichlet", "task.partition.alpha=.inf"], "task.partition.alpha is inf"),
+        ([f"client.lr={'9' * 400}"], "recipe key client.lr is"),
+        (["fleet.capacities=[]"], "fleet.capacities is empty"),
+        (["fleet.capacities=rho:1e99999999"], "fleet.capacities is 'rho:1e99999999'"),
+        (["fleet.capacities=['1e-99999999']"], "capacity '1e-99999999' is not a number"),
+        ([r'task.data="a\0b"'], "recipe key task.data is"),
+        (["task.width=100000000"], "the model cannot be made"),
+        (["client.milestones=[-1]"], "client.milestones is [-1]"),
+        (["fleet.trace=[[0]]", "quorum=2", "rounds=1"], None),
     ],
 )
-def test_mistakes_in_a_recipe(settings: list[str], message: str) -> None:
+def test_mistakes_in_a_recipe(settings: list[str], message: str | None) -> None:
+    if message is None:
+        with pytest.raises(FedrolexError, match="fewer than 2 clients were there"):
+            train(Recipe(device="cpu").with_settings(settings))
+        return
     with pytest.raises(FedrolexError) as error:
         prepare(Recipe(device="cpu").with_settings(settings))
     assert message in str(error.value)

@@ -276,11 +276,17 @@ def test_other_files_are_one_split(suffix: str, tmp_path: Path) -> None:
 
 def test_lines_are_found_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines"
-    for text, bounds in [("ab\n\ncd", [0, 3, 4, 6]), ("ab\ncd\n", [0, 3, 6]), ("\n", [0, 1]), ("a", [0, 1])]:
+    for text, bounds in [("ab\n\ncd", [0, 3, 4, 6]), ("ab\ncd\n", [0, 3, 5]), ("a\n \n\n", [0, 1]), ("a", [0, 1])]:
         path.write_text(text)
         for chunk in (1, 2, 3, 100):
             monkeypatch.setattr("fedrolex.data.jsonl.CHUNK", chunk)
             assert _line_bounds(path).tolist() == bounds
+
+
+def test_a_file_of_blank_lines_has_no_users(tmp_path: Path) -> None:
+    path = tmp_path / "users.jsonl"
+    path.write_text("\n \n")
+    assert "has no users" in said(lambda: open_users(path))
 
 
 def test_a_large_sqlite_file_must_have_an_index(tmp_path: Path) -> None:
@@ -339,7 +345,7 @@ def test_users_without_sentences(tmp_path: Path) -> None:
     ("line", "says"),
     [
         (b"{", "line 2 cannot be read"),
-        (b"", "line 2 cannot be read"),
+        (b"\n{}", "line 2 cannot be read"),
         (b"\xff", "line 2 cannot be read"),
         (b"[" * 100_000, "line 2 cannot be read"),
         (b"[]", "line 2 is not a user"),

@@ -83,6 +83,8 @@ class LocalSGD:
                 raise FedrolexError(f"client.{name} is {value}: give a number above 0")
         if not (isfinite(self.momentum) and isfinite(self.weight_decay)):
             raise FedrolexError("client.momentum and client.weight_decay must be finite")
+        if any(milestone < 0 for milestone in self.milestones):
+            raise FedrolexError(f"client.milestones is {list(self.milestones)}: give rounds, 0 or more")
         if self.mask not in get_args(Mask):
             raise FedrolexError(f"client.mask is {self.mask!r}: use one of {', '.join(get_args(Mask))}")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from math import floor
 
 import numpy as np
 
@@ -93,13 +94,14 @@ class Fleet:
         if not self.redrawn and self.shares is None:
             return self.levels[client % len(self.levels)]
         if self.redrawn:
-            draw = Fraction(int(words(1, self.seed, "capacity", round, client)[0]), 2**64)
+            draw, scale = int(words(1, self.seed, "capacity", round, client)[0]), 2**64
         else:
-            draw = Fraction(int(_ranks(self.clients, self.seed)[client]), self.clients)
+            draw, scale = int(_ranks(self.clients, self.seed)[client]), self.clients
+        total = Fraction(0)
         for level, share in zip(self.levels, self.level_shares, strict=True):
-            if draw < share:
+            total += share
+            if draw < floor(total * scale + Fraction(1, 2)):
                 return level
-            draw -= share
         return self.levels[-1]
 
     def present(self, client: int, round: int) -> bool:

@@ -18,10 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedrolex.cli.console import console
+from fedrolex.data.images import NAMES
 from fedrolex.errors import FedrolexError
 from fedrolex.runs.compare import alternatives
 from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
 from fedrolex.runs.run import Run, prepare
+from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
 
 QUICKSTART = "digits"
 Settings = Annotated[
@@ -75,8 +77,7 @@ def train_command(
     )
     if seed is not None and seeds is not None:
         raise FedrolexError("give --seed or --seeds, not both")
-    if base.weights is not None:
-        base = replace(base, weights=str(Path(base.weights).resolve()))
+    base = _with_whole_paths(base)
     chosen = [base.seed] if seeds is None else _seeds(seeds)
     folder = out or _fresh(f"{Path(recipe).stem}-{base.method.name}")
     plans = {base.method.name: (folder, base)}
@@ -137,6 +138,20 @@ def show_command(
 ) -> None:
     """The fully resolved recipe, every default visible."""
     typer.echo(yaml.safe_dump(find_recipe(recipe).with_settings(settings or []).encode(), sort_keys=False), nl=False)
+
+
+def _with_whole_paths(recipe: Recipe) -> Recipe:
+    """The recipe with its files named in full, so that a run can be resumed from anywhere."""
+
+    def whole(path: str | None) -> str | None:
+        return str(Path(path).expanduser().resolve()) if path is not None and Path(path).expanduser().exists() else path
+
+    task: Any = recipe.task
+    known = TEXTS if isinstance(task, WordsRecipe) else NAMES
+    changed = {} if task.data in known else {"data": whole(task.data)}
+    if isinstance(task, WordsRecipe):
+        changed["word_list"] = whole(task.word_list)
+    return replace(recipe, weights=whole(recipe.weights), task=replace(task, **changed))
 
 
 def _seeds(text: str) -> list[int]:

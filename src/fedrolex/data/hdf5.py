@@ -49,7 +49,7 @@ class Hdf5Users(TextUsers):
         try:
             tokens = file[b"examples/" + bytes(self._names[user])].get("tokens")
             sentences = list(tokens[()]) if hasattr(tokens, "dtype") else None
-        except (OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        except (OSError, KeyError, AttributeError, MemoryError, TypeError, ValueError, RuntimeError) as error:
             raise FedrolexError(f"{self.path}: user {name} cannot be read: {error}") from None
         if sentences is None or not all(isinstance(sentence, bytes) for sentence in sentences):
             raise FedrolexError(f"{self.path}: user {name} has no 'tokens': it must be one string a sentence")

@@ -21,6 +21,8 @@ class JsonlUsers(TextUsers):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._bounds = _line_bounds(path)
+        if not len(self):
+            raise FedrolexError(f"{path} has no users: it must have one a line")
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -56,12 +58,15 @@ class JsonlUsers(TextUsers):
 
 
 def _line_bounds(path: Path) -> NDArray[np.int64]:
-    """Where every line begins and the last one ends, in bytes, shape ``(lines + 1,)``."""
-    ends: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
-    place = 0
+    """Where every line begins and the last one ends, in bytes, shape ``(lines + 1,)``; blank ends do not count."""
+    begins: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
+    place = end = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            ends.append(np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n")) + place + 1)
+            letters = np.frombuffer(chunk, dtype=np.uint8)
+            begins.append(np.flatnonzero(letters == ord("\n")) + place + 1)
+            written = np.flatnonzero(letters > ord(" "))
+            end = place + int(written[-1]) + 1 if len(written) else end
             place += len(chunk)
-    bounds = np.concatenate(ends)
-    return bounds if bounds[-1] == place else np.append(bounds, place)
+    found = np.concatenate(begins)
+    return np.append(found[found < end], end)

@@ -22,6 +22,7 @@ from fedrolex.data.users import NoSentencesError, check_user
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.errors import FedrolexError
 
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error)
 KINDS = {"tokens": "ui", "sent_ptr": "ui", "user_ptr": "ui", "users": "U", "vocab": "U"}
 
 
@@ -93,7 +94,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             arrays = {name: _array(path, archive, f"{name}.npy") for name in KINDS}
     except FedrolexError:
         raise
-    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error) as error:
+    except (ArithmeticError, MemoryError, OSError, EOFError, ValueError, RuntimeError, *DAMAGE) as error:
         raise FedrolexError(f"{path} cannot be read as a NumPy archive: {error}") from None
     for name, array in arrays.items():
         if array.ndim != 1 or array.dtype.kind not in KINDS[name]:

@@ -54,7 +54,7 @@ class Loop:
         device = data.y.device
         slot = self._slot(plan, job)
         rate = work.rate(plan.round)
-        labels = data.y.unique() if plan.tell_labels or work.mask != "none" else None
+        labels = task.labels(data) if plan.tell_labels or work.mask != "none" else None
         held = None
         if labels is not None and work.mask != "none":
             held = torch.zeros(task.classes, dtype=torch.bool, device=device).index_fill_(0, labels, True)

@@ -1,8 +1,8 @@
 """Static batch norm: no running statistics while training, population statistics collected afterwards.
 
 HeteroFL's static batch norm normalises every training batch by its own mean and variance and keeps nothing,
-so clients of different widths never exchange statistics. To evaluate, one pass over training data in training
-mode records what every norm sees. Clients can do it each on their own data and send count, mean and variance
+so clients of different widths never exchange statistics. To evaluate, one pass over training data records what
+every norm sees. Clients can do it each on their own data and send count, mean and variance
 a channel: pooling them is exact. Any model works whose batch norms have ``track_running_stats=False``.
 """
 
@@ -61,18 +61,18 @@ def norm_parameters(model: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
-    """Run batches through a model in training mode and record what its static norms see.
+    """Run batches through a model in evaluation mode and record what its static norms see.
 
-    Deeper norms see inputs that were normalised batch by batch, as in training; batches should therefore be
-    large and mixed.
+    As long as they have no statistics they use the batch's, as in training: deeper norms see inputs that were
+    normalised batch by batch, so batches should be large and mixed. Dropout and scalers are off.
     """
     seen: dict[str, Moments] = {}
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].transpose(0, 1).flatten(1).double()
-            variance, mean = torch.var_mean(x, 1, correction=0)
-            now = Moments(float(x.shape[1]), mean, variance)
+            x = inputs[0]
+            variance, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+            now = Moments(x.numel() / x.shape[1], mean.double(), variance.double())
             seen[name] = seen[name].pooled(now) if name in seen else now
 
         return hook
@@ -81,7 +81,7 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
     with ExitStack() as stack:
         for name, module in static_norms(model).items():
             stack.callback(module.register_forward_pre_hook(watch(name)).remove)
-        model.train()
+        model.eval()
         try:
             for batch in batches:
                 model(batch)

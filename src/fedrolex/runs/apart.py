@@ -105,5 +105,5 @@ class Folds:
         for capacity, fold in self._own.items():
             new |= {f"{name}@{capacity}": tensor for name, tensor in fold.average().items()}
         if self.apart.names:
-            new |= self.apart.own(new, max(self.apart.capacities))
+            new |= {name: tensor.clone() for name, tensor in self.apart.own(new, max(self.apart.capacities)).items()}
         return new

@@ -43,14 +43,14 @@ class ClientStates:
         self._unsaved: set[int] = set()
 
     def get(self, client: int) -> State | None:
-        """A client's newest state, or None if it has none yet."""
+        """A copy of a client's newest state, or None if it has none yet."""
         if client not in self._near:
             versions = self._versions(client)
             if not versions:
                 return None
             self._keep(client, versions[-1], self._read(client, versions[-1]))
         self._near.move_to_end(client)
-        return self._near[client][1]
+        return {name: tensor.clone() for name, tensor in self._near[client][1].items()}
 
     def put(self, client: int, round: int, state: Mapping[str, Tensor]) -> None:
         """A client's state after a round; the tensors are copied."""
@@ -71,6 +71,7 @@ class ClientStates:
         for path in self.folder.glob("*/*.safetensors"):
             if int(path.stem.split("-")[1]) >= round:
                 path.unlink()
+        _replace_text(self.folder / "round", str(round))
 
     def _keep(self, client: int, round: int, state: State) -> None:
         self._near[client] = (round, state)

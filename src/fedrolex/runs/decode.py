@@ -90,8 +90,10 @@ def _convert(hint: Any, value: Any) -> Any:
     if hint is float and isinstance(value, int | str):
         try:
             return float(value)  # YAML reads 1e-3 as text
-        except ValueError:
+        except (ValueError, OverflowError):
             return _NO
     if hint is str and isinstance(value, int | float):
         return str(value)
+    if isinstance(value, str) and "\0" in value:
+        return _NO
     return value if isinstance(value, hint) else _NO

@@ -62,6 +62,8 @@ class FleetRecipe:
             object.__setattr__(self, "capacities", levels)
             object.__setattr__(self, "shares", shares)
         object.__setattr__(self, "capacities", [str(c) for c in self.capacities])
+        if not self.capacities:
+            raise FedrolexError("fleet.capacities is empty: give at least one")
         if self.server < 1:
             raise FedrolexError(f"fleet.server is {self.server}: give 1 or more")
 
@@ -92,7 +94,7 @@ def _mix(name: str) -> tuple[list[str], list[str] | None]:
     if name == "income":
         return list(LEVELS), list(INCOME)
     try:
-        value = Fraction(number)
+        value = Fraction(number) if len(number) < 12 and "e" not in number else Fraction(-1)
     except (ValueError, ZeroDivisionError):
         raise wrong from None
     if kind == "rho" and colon and 0 <= value <= 1:
@@ -310,6 +312,8 @@ class Recipe:
                 section = section.get(step) if isinstance(section, dict) else None
             if not isinstance(section, dict):
                 raise FedrolexError(f"--set {key}: there is no section {'.'.join(path)!r} in a recipe")
+            if key == "fleet.capacities" and isinstance(value, str):
+                section["shares"] = None  # a mix has its own
             if isinstance(section.get(last), dict) and isinstance(value, str):
                 if key == "task" and value != section[last]["name"]:
                     section[last] = {}

@@ -30,6 +30,7 @@ from fedrolex.runs import checkpoint
 from fedrolex.runs.recipe import Recipe
 from fedrolex.runs.task_recipe import WordsRecipe
 from fedrolex.runs.training import Training, pick_device
+from fedrolex.slicing.capture import one_line
 from fedrolex.slicing.trace import trace
 from fedrolex.streams import words
 from fedrolex.tasks import Task
@@ -51,21 +52,18 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(words(1, recipe.seed, "weights")[0] >> 1))
-        model = task.build(recipe.fleet.server)
+        try:
+            model = task.build(recipe.fleet.server)
+        except (RuntimeError, MemoryError) as error:
+            raise FedrolexError(f"the model cannot be made: {one_line(error)}") from error
     axes = trace(model, task.example().cpu()).freeze(*task.frozen)
     model.to(device)
-    if recipe.weights is not None:
-        given = checkpoint.read_weights(Path(recipe.weights))
-        missing = next((name for name in axes.state(model) if name not in given), None)
-        if missing is not None:
-            raise FedrolexError(f"{recipe.weights} has no tensor {missing!r}: it does not fit this model")
-        axes.load(model, {name: given[name] for name in axes.state(model)})
     method = recipe.method.build(client, fleet.cohort, recipe.fleet.server, recipe.seed)
     if method.able_only and method.width is not None and max(fleet.levels) < method.width:
         raise FedrolexError(
             f"nobody in the fleet can hold width {recipe.method.width}: the largest is {recipe.fleet.capacities[0]}"
         )
-    return Training(
+    training = Training(
         task.to(device),
         fleet,
         method,
@@ -77,6 +75,9 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         deadline=recipe.deadline,
         measure=recipe.evaluation.build(),
     )
+    if recipe.weights is not None:
+        training.start_from(checkpoint.read_weights(Path(recipe.weights)))
+    return training
 
 
 def _open(recipe: Recipe, mask: Mask) -> tuple[Task, Fleet]:
@@ -86,7 +87,7 @@ def _open(recipe: Recipe, mask: Mask) -> tuple[Task, Fleet]:
         task = recipe.task.build(recipe.fleet.clients, recipe.seed, folder)
         return task, recipe.fleet.build(recipe.seed, task.clients)
     fleet = recipe.fleet.build(recipe.seed)
-    return recipe.task.build(fleet, recipe.seed, folder, mask), fleet
+    return recipe.task.build(fleet, recipe.fleet.server, recipe.seed, folder, mask), fleet
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,16 @@ class Run:
     def own_task(self) -> bool:
         """Whether the run trains a task given in Python, which a recipe does not describe."""
         path = self.folder / "environment.json"
-        return path.is_file() and bool(json.loads(path.read_text()).get("own_task"))
+        try:
+            return path.is_file() and bool(json.loads(path.read_text()).get("own_task"))
+        except (ValueError, AttributeError):
+            raise FedrolexError(f"{path} is damaged: it must be a JSON object") from None
 
     def go(self, training: Training, progress: Progress | None = None) -> dict[str, Any]:
         """Train from where the run stands to its last round; returns the summary."""
         recipe = self.recipe()
-        self._restore(recipe, training)
+        data = training.task.fingerprint()
+        self._restore(recipe, training, data)
         board = _board(self.folder, training.round)
         done = training.state, training.round
         try:
@@ -169,12 +174,13 @@ class Run:
                     _write_board(board, row)
                     if training.round % recipe.checkpoint_every == 0 or training.round == recipe.rounds:
                         os.fsync(log.fileno())
-                        self.save(recipe, *done)
+                        self.save(recipe, data, *done)
                     if progress is not None:
                         progress(row)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, FedrolexError):
             training.state, training.round = done
-            self.save(recipe, *done)
+            if training.round:
+                self.save(recipe, data, *done)
             raise
         except OSError as error:
             raise FedrolexError(f"cannot write to {self.folder}: {error.strerror}") from error
@@ -182,7 +188,7 @@ class Run:
             board.close()
         return self._finish(recipe, training)
 
-    def _restore(self, recipe: Recipe, training: Training) -> None:
+    def _restore(self, recipe: Recipe, training: Training, data: str) -> None:
         """Put a training where its checkpoint stands, and the metrics with it."""
         if self.checkpoint.is_file():
             tensors, about = checkpoint.read(self.checkpoint)
@@ -191,6 +197,10 @@ class Run:
                 raise FedrolexError(
                     f"{changed} in {self.folder}/recipe.yaml was changed since the checkpoint: start a new run"
                 )
+            if about.get("data", data) != data:
+                raise FedrolexError(f"the data of {self.folder} has changed since its checkpoint: start a new run")
+            if not about.get("round", "").isdigit():
+                raise FedrolexError(f"checkpoint {self.checkpoint} does not say its round: start a new run")
             training.restore(tensors, int(about["round"]))
         rows = self.rows()[: training.round]
         if [row["round"] for row in rows] != list(range(training.round)):
@@ -207,16 +217,17 @@ class Run:
             row.update(training.evaluate())
         return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
-    def save(self, recipe: Recipe, state: Mapping[str, Tensor], round: int) -> None:
+    def save(self, recipe: Recipe, data: str, state: Mapping[str, Tensor], round: int) -> None:
         """Write a checkpoint of the rounds done so far."""
-        about = {"round": str(round), "recipe": json.dumps(recipe.encode())}
+        about = {"round": str(round), "recipe": json.dumps(recipe.encode()), "data": data}
         checkpoint.write(self.checkpoint, state, about)
 
     def _finish(self, recipe: Recipe, training: Training) -> dict[str, Any]:
         rows = self.rows()
         if rows and all(row["void"] for row in rows):
             reasons = [why for row in rows for why in row["dropped"].values()]
-            raise FedrolexError(f"no round counted: {reasons[0] if reasons else 'no client was there'}")
+            few = f"fewer than {recipe.quorum} clients were there in each"
+            raise FedrolexError(f"no round counted: {reasons[0] if reasons else few}")
         last = rows[-1] if rows and "global_accuracy" in rows[-1] else training.evaluate()
         sent = sum(row["bytes_down"] + row["bytes_up"] for row in rows)
         members = sum(len(training.fleet.members(r)) for r in range(recipe.rounds))

@@ -73,18 +73,20 @@ class PartitionRecipe:
         exact(self.rare_capacity)
         if self.labels < 1:
             raise FedrolexError(f"task.partition.labels is {self.labels}: give 1 or more")
-        if not self.alpha > 0:
-            raise FedrolexError(f"task.partition.alpha is {self.alpha}: give a number above 0")
+        if not 0 < self.alpha <= 1e9:
+            raise FedrolexError(f"task.partition.alpha is {self.alpha}: give a number above 0, at most 1e9")
+        if self.smallest < 0:
+            raise FedrolexError(f"task.partition.smallest is {self.smallest}: give 0 or more")
         if self.rare and self.name in ("heterofl", "shards"):
             raise FedrolexError(
                 f"task.partition.rare needs a partition that can follow it (iid, labels, dirichlet), not {self.name}"
             )
 
     def split(
-        self, y: Tensor, test_y: Tensor, classes: int, fleet: Fleet, seed: int
+        self, y: Tensor, test_y: Tensor, classes: int, fleet: Fleet, server: int, seed: int
     ) -> tuple[Partition, Partition | None]:
         """Rows of the training examples for each client and, where the partition has them, of the test set."""
-        who, affinity = fleet.clients, self._affinity(classes, fleet)
+        who, affinity = fleet.clients, self._affinity(classes, fleet, server)
         match self.name:
             case "heterofl":
                 return heterofl(y, test_y, classes, who, self.labels, seed)
@@ -98,12 +100,12 @@ class PartitionRecipe:
                 return shards(y, who, self.labels, seed), None
         return even(y, who, seed, affinity), None
 
-    def _affinity(self, classes: int, fleet: Fleet) -> Affinity | None:
+    def _affinity(self, classes: int, fleet: Fleet, server: int) -> Affinity | None:
         if not self.rare:
             return None
         if fleet.redrawn:
             raise FedrolexError("task.partition.rare ties data to capacities: it needs fleet.redrawn=false")
-        limit = exact(self.rare_capacity) * max(fleet.levels)
+        limit = exact(self.rare_capacity) / server
         small = [fleet.capacity(client) <= limit for client in range(fleet.clients)]
         return rare_classes(fleet.clients, classes, small, self.rare, self.rare_elsewhere)
 
@@ -164,8 +166,8 @@ class ImagesRecipe:
         """Axes that capacities do not cut."""
         return ()
 
-    def build(self, fleet: Fleet, seed: int, folder: Path, mask: Mask) -> Task:
-        """The task, spread over the clients of a fleet."""
+    def build(self, fleet: Fleet, server: int, seed: int, folder: Path, mask: Mask) -> Task:
+        """The task, spread over the clients of a fleet whose server is so many times wider than the task's model."""
         images = load_images(self.data, folder, seed)
         shape = _shape(images)
         classes = shape[0]
@@ -174,7 +176,7 @@ class ImagesRecipe:
         train = whole.rows(held["rest"]) if self.validation or self.public else whole
         if self.limit is not None:
             train, test = _some(train, self.limit, seed), _some(test, self.limit, seed)
-        parts, test_parts = self.partition.split(train.y, test.y, classes, fleet, seed)
+        parts, test_parts = self.partition.split(train.y, test.y, classes, fleet, server, seed)
         crops = self.data in ("cifar10", "cifar100") if self.augment is None else self.augment
         digits = self.data == "digits"
         return Classification(
@@ -214,7 +216,8 @@ class WordsRecipe:
         name: ``words``.
         data: ``stackexchange``, ``blogs``, ``stackoverflow``, or the path of a file (.jsonl, .npz, .h5, .sqlite).
         vocabulary: words known; others are one symbol.
-        word_list: file with one word a line, most frequent first; null counts the words of the training users.
+        word_list: file with one word a line, most frequent first; null counts the words of the training users
+            (an .npz brings its own list).
         length: words of a sentence.
         sentences: most sentences a client trains on.
         fewest: users with fewer sentences are no clients, where the file says how many each has.

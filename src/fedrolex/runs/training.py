@@ -20,6 +20,8 @@ from fedrolex.runs.apart import Apart, Folds
 from fedrolex.runs.drift import Drift
 from fedrolex.runs.measure import Measure
 from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.capture import one_line
+from fedrolex.slicing.windows import WHOLE
 from fedrolex.tasks import Task
 
 
@@ -55,7 +57,8 @@ class Training:
     def __post_init__(self) -> None:
         if not self.state:
             self.state = {name: tensor.clone() for name, tensor in self.axes.state(self.model).items()}
-        self.apart = Apart.of(self.model, self.fleet.levels if self.method.norms == "per_capacity" else ())
+        levels = self.fleet.levels if self.method.width is None else [self.method.width]
+        self.apart = Apart.of(self.model, levels if self.method.norms == "per_capacity" else ())
         self.state = self.apart.added(self.state)
         self.label_axis = self._find_label_axis() if self.method.rows else None
 
@@ -156,6 +159,12 @@ class Training:
 
     def evaluate(self) -> dict[str, Any]:
         """How good the model is now: the whole one, or the width everyone trains."""
+        try:
+            return self._evaluate()
+        except ValueError as error:  # a batch norm that was given a single value a channel
+            raise FedrolexError(f"the model could not be evaluated: {one_line(error)}") from error
+
+    def _evaluate(self) -> dict[str, Any]:
         found = self.measure(self.task, self._model(self.method.width), self.model)
         if self.measure.submodels and self.method.width is None:
             found["submodels"] = {
@@ -173,6 +182,15 @@ class Training:
             return self.model
         window = self.method.scheme.window(self.axes, round=max(0, self.round - 1), capacity=capacity)
         return self.axes.cut(self.model, window)
+
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin with given weights; where they have none for a capacity's own copy, with those of the model."""
+        for name, tensor in self.state.items():
+            found = tensors.get(name, tensors.get(name.partition("@")[0]))
+            if found is None:
+                raise FedrolexError(f"there is no tensor {name!r}: the weights do not fit this model")
+            self.axes.fits(name.partition("@")[0], found, WHOLE)
+            tensor.copy_(found)
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
         """Go on from a checkpoint."""

@@ -7,6 +7,7 @@ window does not mention are whole.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -184,6 +185,8 @@ def exact(value: Fraction | int | float | str) -> Fraction:
     """
     try:
         if isinstance(value, bool):
+            raise ValueError
+        if len(str(value)) > 40 or re.search(r"[eE][+-]?\d{4}", str(value)):
             raise ValueError
         fraction = value if isinstance(value, Fraction) else Fraction(str(value).strip())
     except (ValueError, ZeroDivisionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class Classification(Task):
         """A random choice of what clients hold, the same for every seed."""
         rows = self.parts.rows if isinstance(self.parts, Partition) else torch.cat(list(self.parts))
         chosen = rows[torch.from_numpy(shuffle(len(rows), 0, "calibration")[:count])]
-        for part in chosen.to(self.train.y.device).split(batch):
+        for part in _evenly(chosen.to(self.train.y.device), batch):
             yield self.inputs(self.train.x[part])
 
     def to(self, device: torch.device) -> Classification:
@@ -111,6 +112,14 @@ class Classification(Task):
             validation=None if self.validation is None else self.validation.to(device),
             public=None if self.public is None else self.public.to(device),
         )
+
+    def fingerprint(self) -> str:
+        """Of examples, their order and their clients."""
+        found = blake2b(digest_size=8)
+        rows = self.parts if isinstance(self.parts, Partition) else Partition.of(self.parts)
+        for tensor in (self.train.x, self.train.y, self.test.x, self.test.y, rows.rows, rows.starts):
+            found.update(tensor.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def facts(self) -> dict[str, Any]:
         """How the data was spread."""
@@ -146,7 +155,7 @@ class Classification(Task):
         return found
 
     def _outputs(self, model: nn.Module, x: Tensor, batch: int) -> Tensor:
-        return torch.cat([model(self.inputs(part)) for part in x.split(batch)])
+        return torch.cat([model(self.inputs(part)) for part in _evenly(x, batch)])
 
     def _accuracies(self, model: nn.Module, outputs: Tensor, apart: bool) -> dict[str, float]:
         y = self.test.y
@@ -184,3 +193,8 @@ class Classification(Task):
         if self.test_parts is not None:
             return self.test_parts[client]
         return held.to(self.test.y.device)[self.test.y].nonzero().flatten()
+
+
+def _evenly(rows: Tensor, most: int) -> Sequence[Tensor]:
+    """Rows in pieces of (almost) equal size: no lonely last one, which batch norm could not take."""
+    return rows.tensor_split(max(1, -(-len(rows) // most)))

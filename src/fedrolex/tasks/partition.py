@@ -173,15 +173,15 @@ def dirichlet(
             the distribution.
         affinity: see the module.
     """
-    if not alpha > 0:
-        raise FedrolexError(f"alpha is {alpha}: give a number above 0")
+    if not 0 < alpha <= 1e9:
+        raise FedrolexError(f"alpha is {alpha}: give a number above 0, at most 1e9")
     if smallest * clients > len(labels):
         raise FedrolexError(f"{len(labels)} examples for {clients} clients of at least {smallest}: there are too few")
     for attempt in range(RETRIES):
         parts = _dirichlet(labels, clients, alpha, seed, attempt, balanced, affinity)
         if min(map(len, parts)) >= smallest:
             return Partition.of(parts)
-    _fill_up(parts, smallest)
+    _fill_up(parts, smallest, labels, affinity)
     return Partition.of(parts)
 
 
@@ -199,23 +199,32 @@ def _dirichlet(
         open_ = sizes < len(labels) / clients
         if balanced and (weights * open_).sum() > 0:
             weights = weights * open_
-        if not weights.sum() > 0:  # all underflowed: one client has it all
-            weights[int(words(1, seed, "dirichlet one", attempt, label)[0] % clients)] = 1.0
+        if not weights.sum() > 0:  # all underflowed: one client that may have it has it all
+            able = np.arange(clients) if affinity is None else np.flatnonzero(affinity[:, label] > 0)
+            weights[able[int(words(1, seed, "dirichlet one", attempt, label)[0] % len(able))]] = 1.0
         for client, share in enumerate(_shares(rows, weights)):
             parts[client].append(share)
             sizes[client] += len(share)
     return [np.concatenate(part) for part in parts]
 
 
-def _fill_up(parts: list[Rows], smallest: int) -> None:
-    """Move rows from the largest clients to those below ``smallest``."""
-    for client, part in enumerate(parts):
-        while len(parts[client]) < smallest:
-            richest = max(range(len(parts)), key=lambda i: len(parts[i]))
-            count = min(smallest - len(parts[client]), len(parts[richest]) - smallest)
-            parts[client] = np.concatenate([part, parts[richest][-count:]])
-            parts[richest] = parts[richest][:-count]
-            part = parts[client]
+def _fill_up(parts: list[Rows], smallest: int, labels: Tensor, affinity: Affinity | None) -> None:
+    """Move rows from the largest clients to those below ``smallest``, as far as their affinity allows."""
+    y = labels.numpy()
+    for client in range(len(parts)):
+        for donor in sorted(range(len(parts)), key=lambda i: -len(parts[i])):
+            missing = min(smallest - len(parts[client]), len(parts[donor]) - smallest)
+            if missing <= 0 or donor == client:
+                continue
+            rows = parts[donor]
+            allowed = rows if affinity is None else rows[affinity[client, y[rows]] > 0]
+            moved = allowed[len(allowed) - min(missing, len(allowed)) :]
+            parts[client] = np.concatenate([parts[client], moved])
+            parts[donor] = rows[~np.isin(rows, moved)]
+        if len(parts[client]) < smallest:
+            raise FedrolexError(
+                f"client {client} cannot get {smallest} examples of classes it may hold: lower smallest, or raise alpha"
+            )
 
 
 def shards(labels: Tensor, clients: int, per_client: int, seed: int) -> Partition:

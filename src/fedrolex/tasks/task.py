@@ -69,6 +69,11 @@ class Task(ABC):
                 the example is changed.
         """
 
+    def labels(self, examples: Examples) -> Tensor:
+        """The different targets among a client's examples: the rows of the output layer it trains."""
+        found: Tensor = examples.y.unique()
+        return found
+
     @abstractmethod
     def example(self) -> Tensor:
         """Two inputs, to trace the model with."""
@@ -91,6 +96,10 @@ class Task(ABC):
     @abstractmethod
     def to(self, device: torch.device) -> Task:
         """The same with its data on another device."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short hash of the data and how it is spread, to notice that it changed under a run."""
 
     def facts(self) -> dict[str, Any]:
         """What a report should say about the data."""

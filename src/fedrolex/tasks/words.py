@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class NextWord(Task):
         users: where their sentences are.
         chosen: the users that are clients, int64, shape ``(clients,)``.
         vocabulary: words with numbers.
-        test: sentences of other users.
+        test: sentences no client holds, of other users or (Stack Overflow) of a later time.
         length: words of a sentence.
         sentences: most sentences a client trains on.
         validation: sentences of still other users.
@@ -92,6 +93,16 @@ class NextWord(Task):
     def inputs(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
         """Word numbers, as they are."""
         return x
+
+    def labels(self, examples: Examples) -> Tensor:
+        """The words a client reads or writes: rows of the embedding, which is the output layer too."""
+        words: Tensor = torch.cat([examples.x.flatten(), examples.y.flatten()]).unique()
+        return words[words != PAD]
+
+    def fingerprint(self) -> str:
+        """Of the clients' numbers, the words and the test sentences."""
+        parts = (self.chosen.tobytes(), repr(self.vocabulary.words).encode(), self.test.y.cpu().numpy().tobytes())
+        return blake2b(b"".join(parts), digest_size=8).hexdigest()
 
     def example(self) -> Tensor:
         """Two sentences."""
@@ -161,6 +172,12 @@ def read_sentences(
 def choose_users(users: Users, fewest: int, seed: int) -> NDArray[np.int64]:
     """Users with at least ``fewest`` sentences, in random order; where only reading would tell, all."""
     order = shuffle(len(users), seed, "users")
+    known: set[str] = set()
+    for user in range(len(users)):
+        name = users.name(user)
+        if name in known:
+            raise FedrolexError(f"user {name!r} is in the file twice: put a user's sentences together")
+        known.add(name)
     if users.examples(0) is not None:
         order = np.array([user for user in order.tolist() if (users.examples(user) or 0) >= fewest], dtype=np.int64)
     if not len(order):
