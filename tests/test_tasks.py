@@ -388,7 +388,10 @@ def test_every_recipe_is_complete(name: str) -> None:
         (["evaluation.statistics=test"], "evaluation.statistics is 'test'"),
         (["fleet.clients=null"], "fleet.clients is null"),
         (["task=words", "task.slice=ffn"], "task.slice is 'ffn'"),
-        (["task=words", "task.data=stackoverflow", "data=/nowhere"], "is not there: give a file of text users"),
+        (
+            ["task=words", "task.data=stackoverflow", "data=/nowhere"],
+            "stackoverflow is not in /nowhere: put stackoverflow.sqlite",
+        ),
         (["task.data=cifar10", "data=/nowhere"], "cifar10 is not in /nowhere"),
         (["task.validation=0.6", "task.public=0.5"], "give parts of the data"),
         (["task.partition=dirichlet", "task.partition.alpha=.inf"], "task.partition.alpha is inf"),

@@ -46,12 +46,14 @@ def costs_command(
     rounding: Any = plan.method.rounding
     costs = [cost(model, axes, part, example, rounding) for part in parts]
     mean = fleet_mean(costs, plan.fleet.shares)
-    paper = _is_the_papers(costs, plan.fleet.shares)
+    paper = plan.fleet.server == 1 and _is_the_papers(costs, plan.fleet.shares)
     if figure is not None:
         draw_costs(names, costs, mean, figure)
     if as_json:
+        weights = plan.fleet.shares or [str(Fraction(1, len(names)))] * len(names)
         rows = [
-            {**asdict(one), "capacity": name, "part": str(one.capacity)} for name, one in zip(names, costs, strict=True)
+            {**asdict(one), "capacity": name, "share": float(Fraction(share)), "of_server": str(one.capacity)}
+            for name, share, one in zip(names, weights, costs, strict=True)
         ]
         found = {"recipe": recipe, "model": type(model).__name__, "server_parameters": axes.parameters()}
         found |= {"capacities": rows, "mean": asdict(mean), "paper": PAPER if paper else None}
@@ -81,9 +83,12 @@ def _show(
     paper: bool,
 ) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
-    headings = ["capacity", "share", "parameters", "MiB", "MACs", "paper-style FLOPs"]
+    headings = ["capacity", "share", "parameters", "MiB", "MACs"]
+    counted = mean.paper_flops is not None
+    if counted:
+        headings += ["paper-style FLOPs"]
     if paper:
-        headings += ["paper: parameters, M", "MB", "FLOPs, M"]
+        headings += ["paper: parameters, M", "paper: MB", "paper: FLOPs, M"]
     for heading in headings:
         table.add_column(heading, justify="right")
     rows: list[tuple[str, str, Cost | MeanCost, str]] = [
@@ -94,22 +99,22 @@ def _show(
     rows.append(("mean", "", mean, "mean"))
     for place, (name, share, one, printed) in enumerate(rows):
         mib = one.bytes / 2**20
-        flops = "" if one.paper_flops is None else f"{one.paper_flops:,.0f}"
+        flops = [] if one.paper_flops is None else [f"{one.paper_flops:,.0f}"]
         theirs = list(PAPER[printed].values()) if paper and printed else []
         table.add_row(
             name,
-            share,
+            share and f"{float(Fraction(share)):.0%}",
             f"{one.parameters:,.0f}",
             f"{mib:,.2f}" if mib >= 0.1 else f"{mib:.2g}",
             f"{one.macs:,.0f}",
-            flops,
+            *flops,
             *theirs,
             end_section=place == len(rows) - 2,
         )
     screen.print(table)
+    rule = " Paper-style FLOPs: HeteroFL's summary, a layer's cost once for each of its parameter tensors."
     screen.print(
-        "MACs: multiply-accumulates of one example's forward pass. Paper-style FLOPs: HeteroFL's summary, a layer's "
-        "cost once for each of its parameter tensors; empty where that rule does not apply.",
+        "MACs: multiply-accumulates of one example's forward pass." + rule * counted,
         style="dim",
         highlight=False,
     )

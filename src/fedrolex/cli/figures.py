@@ -137,11 +137,11 @@ def _draw_cost(side: Any, names: Sequence[str], values: Sequence[int], mean: flo
     side.bar(range(len(names)), values, 0.7, color=COLOURS[0])
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # the mean's line may pass there
     for place, value in enumerate(values):
-        side.text(place, value * 1.08, short(value), ha="center", fontsize=8, bbox=behind)
-    side.axhline(mean, color=COLOURS[1], linestyle="--", linewidth=1.2)
-    side.text(len(names) - 0.6, mean * 1.06, f"fleet mean {short(mean)}", color=COLOURS[1], ha="right", fontsize=8)
+        side.text(place, value + 0.02 * max(values), short(value), ha="center", fontsize=8, bbox=behind)
+    side.axhline(mean, color=COLOURS[1], linestyle="--", linewidth=1.2, zorder=0, label=f"fleet mean {short(mean)}")
+    side.legend(frameon=False, fontsize=8)
     side.set_xticks(range(len(names)), names)
-    side.set(yscale="log", xlabel="capacity", ylim=(min(values) / 2, max(values) * 2))
+    side.set(xlabel="capacity", ylim=(0, max(values) * 1.15))
     side.set_title(title, loc="left", fontsize=10)
 
 

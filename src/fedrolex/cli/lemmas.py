@@ -106,8 +106,8 @@ def show_lemmas(screen: Console, rows: Sequence[LemmaRow], trials: int) -> None:
             str(row.times),
             f"{row.expected:,.4f}",
             f"{row.simulated:,.2f} ± {row.standard_error:.2f}",
-            f"{row.asymptote:,.2f}",
-            f"{row.asymptote / row.expected - 1:+.0%}",
+            f"{row.asymptote:,.2f}" if row.asymptote > 0 else "–",
+            f"{row.asymptote / row.expected - 1:+.0%}" if row.asymptote > 0 else "–",
             f"{row.rolling:,}",
             end_section=place + 1 < len(rows) and rows[place + 1].indices != row.indices,
         )

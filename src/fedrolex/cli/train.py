@@ -26,6 +26,15 @@ from fedrolex.runs.run import Run, prepare
 from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
 
 QUICKSTART = "digits"
+ACCURACIES = {
+    "global_accuracy": "global accuracy",
+    "local_accuracy": "local accuracy",
+    "local_accuracy_masked": "local, masked",
+    "rare_accuracy": "rare classes",
+    "validation_accuracy": "validation",
+    "accuracy_no_oov": "without unknown words",
+    "accuracy_no_oov_no_eos": "and ends",
+}
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, e.g. client.lr=0.05. Repeatable."),
@@ -100,6 +109,8 @@ def train_command(
         picture = folder / "accuracy.png"
         draw(results, picture)
         console().print(f"picture: {picture}", highlight=False)
+    else:
+        console().print("What this fleet could do without it: add --set compare=true.", style="dim", highlight=False)
 
 
 def resume_command(
@@ -218,22 +229,33 @@ def _progress(rounds: int, what: str, quiet: bool) -> Iterator[Any]:
 def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
     """A table of finished runs."""
     table = Table()
-    for heading in ("", "seed", "global accuracy", "local accuracy", "sent", "of full-model training", "seconds"):
+    shown = {key: heading for key, heading in ACCURACIES.items() if any(result.get(key) for result in results)}
+    for heading in ("", "seed", *shown.values(), "sent", "of full-model training", "training seconds"):
         table.add_column(heading, justify="left" if not heading else "right")
     for result in results:
+        found = [result.get(key) for key in shown]
         table.add_row(
             str(result["method"]),
             str(result["seed"]),
-            f"{result['global_accuracy']:.1%}",
-            "" if result.get("local_accuracy") is None else f"{result['local_accuracy']:.1%}",
+            *("" if value is None else f"{value:.1%}" for value in found),
             f"{result['bytes'] / 2**20:.1f} MiB",
             f"{result['bytes'] / max(1, result['bytes_of_full_model']):.1%}",
             f"{result['seconds']:.0f}",
         )
     screen.print(table)
-    found = {str(result["statistics"]) for result in results if result.get("statistics")}
-    if found:
-        screen.print(f"Batch norm statistics: {', '.join(sorted(found))}.", style="dim", highlight=False)
+    for result in results:
+        if "submodels" in result:
+            parts = ", ".join(f"{capacity}: {value:.1%}" for capacity, value in result["submodels"].items())
+            screen.print(f"sub-models of {result['method']}, global accuracy: {parts}", highlight=False)
+    first = results[0]
+    remarks = [f"batch norm statistics: {first['statistics']}"] if first.get("statistics") else []
+    if first.get("unused_examples"):
+        remarks.append(f"{first['unused_examples']:,} examples are with nobody")
+    if first.get("labels_per_client"):
+        remarks.append(f"{first['labels_per_client']:.2f} labels a client")
+    if remarks:
+        screen.print("; ".join(remarks), style="dim", highlight=False)
+    screen.print(f"run: {first['run']}", style="dim", highlight=False, soft_wrap=True)
 
 
 def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
@@ -256,13 +278,16 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for place, result in enumerate(results):
         rows = [row for row in Run.open(Path(result["run"])).rows() if "global_accuracy" in row]
         style = {"linewidth": 2.2} if place == 0 else {"linewidth": 1.2, "linestyle": "--"}
-        axes.plot([r["round"] + 1 for r in rows], [r["global_accuracy"] for r in rows], label=result["method"], **style)
-    axes.set(xlabel="round", ylabel="accuracy on unseen images", ylim=(0, 1))
+        places, values = [r["round"] + 1 for r in rows], [r["global_accuracy"] for r in rows]
+        axes.plot(places, values, label=result["method"], marker="o", markersize=3, **style)
+    axes.set(xlabel="round", ylabel="accuracy on unseen examples", ylim=(0, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="#eeeeee")
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)

@@ -73,7 +73,7 @@ def _one_of(*choices: tuple[str, ...]) -> Callable[[Path], None]:
     return check
 
 
-STACKOVERFLOW_H5 = tuple(f"stackoverflow/stackoverflow_{part}.h5" for part in ("train", "heldout", "test"))
+STACKOVERFLOW_H5 = tuple(f"stackoverflow/stackoverflow_{part}.h5" for part in ("train", "test"))
 CATALOGUE = {
     "cifar10": Source(
         CIFAR10.folder,
@@ -111,7 +111,7 @@ CATALOGUE = {
         "stackoverflow",
         _one_of(("stackoverflow/stackoverflow.sqlite",), STACKOVERFLOW_H5),
         about="stackoverflow.sqlite as TensorFlow Federated distributes it, or "
-        "stackoverflow_train.h5, stackoverflow_heldout.h5 and stackoverflow_test.h5",
+        "stackoverflow_train.h5 and stackoverflow_test.h5",
     ),
     "stackexchange": Source("stackexchange", _one_of(("stackexchange/users.jsonl",)), about="users.jsonl"),
     "blogs": Source("blogs", _one_of(("blogs/blogs.npz",)), about="blogs.npz"),

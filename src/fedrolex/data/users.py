@@ -92,7 +92,9 @@ def open_users(path: Path, split: str = "train") -> Users:
     if suffix in (".sqlite", ".db"):
         return SqliteUsers(path, split)
     if suffix not in (".jsonl", ".npz", ".h5", ".hdf5"):
-        raise FedrolexError(f"{path}: what is a {suffix or 'file without suffix'}? Use .jsonl, .npz, .h5 or .sqlite")
+        raise FedrolexError(
+            f"{path}: files {suffix or 'without suffix'} cannot be read: give .jsonl, .npz, .h5 or .sqlite"
+        )
     ending = path.stem.rpartition("_")[2]
     held = ending if ending in SPLITS else "train"
     if split != held:

@@ -56,5 +56,7 @@ def train(
         training = prepare(recipe, task)
         run = run or Run.create(folder, recipe, own_task=task is not None)
         summary = run.go(training, progress)
+        if out is None:
+            summary["run"] = None
         training.axes.load(training.model, training.state)
         return Trained(training.model, training.axes, summary, run.rows())

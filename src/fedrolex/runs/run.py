@@ -274,6 +274,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "machine": platform.machine(),
         "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedrolex.client import Mask
+from fedrolex.data.get import find_source, lacking
 from fedrolex.data.images import ImageSet, load_images
 from fedrolex.data.users import Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
@@ -323,6 +325,13 @@ class WordsRecipe:
 
     def _open(self, folder: Path) -> tuple[Users, Users | None]:
         """The training users, and the test users where the data has them apart."""
+        if self.data in TEXTS:
+            source = find_source(self.data)
+            if lacking(source, folder) is not None:
+                raise FedrolexError(
+                    f"{self.data} is not in {folder}: put {source.about} into {folder / source.folder}, "
+                    "or say where it is with --data or FEDROLEX_DATA"
+                )
         match self.data:
             case "stackexchange":
                 return open_users(folder / "stackexchange" / "users.jsonl"), None
@@ -335,9 +344,11 @@ class WordsRecipe:
                 parts = [folder / "stackoverflow" / f"stackoverflow_{part}.h5" for part in ("train", "test")]
                 return open_users(parts[0], "train"), open_users(parts[1], "test")
         path = Path(self.data).expanduser()
+        train = open_users(path)
         if path.suffix in (".sqlite", ".db"):
-            return open_users(path, "train"), open_users(path, "test")
-        return open_users(path), None
+            with suppress(FedrolexError):  # a file without that split
+                return train, open_users(path, "test")
+        return train, None
 
     def _words(self, users: Users, who: NDArray[np.int64], seed: int) -> Vocabulary:
         if self.word_list is not None:

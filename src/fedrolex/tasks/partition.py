@@ -109,7 +109,7 @@ def _dealt(labels: Tensor, drawn: Sequence[Rows], shards: int, seed: int, which:
             if label not in left:
                 left[label] = _shards(np.flatnonzero(labels.numpy() == label), shards)
             parts[-1].append(left[label].pop(pick * len(left[label]) >> 64))
-    return Partition.of(np.concatenate(part) for part in parts)
+    return _made(parts, labels)
 
 
 def _shards(rows: Rows, count: int) -> list[Rows]:
