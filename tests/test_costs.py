@@ -174,7 +174,7 @@ def test_capacities_are_parts_of_the_largest_client(monkeypatch: pytest.MonkeyPa
 
     found = json.loads(run(monkeypatch, StandIn(build, **fleet), "--json"))
     sizes = [sum(p.numel() for p in Residual(*wide).parameters()) for wide in ((8, 6), (4, 3))]
-    assert [(c["capacity"], c["part"]) for c in found["capacities"]] == [("1", "1/2"), ("1/2", "1/4")]
+    assert [(c["capacity"], c["of_server"]) for c in found["capacities"]] == [("1", "1/2"), ("1/2", "1/4")]
     assert [c["parameters"] for c in found["capacities"]] == sizes
     assert found["mean"]["parameters"] == sizes[0] / 4 + sizes[1] * 3 / 4
     assert found["server_parameters"] == sum(p.numel() for p in build(2).parameters())

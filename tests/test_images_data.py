@@ -365,7 +365,7 @@ def test_a_killed_unpacking_leaves_nothing_half_done(shop: Server, tmp_path: Pat
     [
         (
             "stackoverflow",
-            "put stackoverflow.sqlite as TensorFlow Federated distributes it, or stackoverflow_train.h5,",
+            "put stackoverflow.sqlite as TensorFlow Federated distributes it, or stackoverflow_train.h5 and",
         ),
         ("stackexchange", "put users.jsonl into"),
         ("blogs", "put blogs.npz into"),

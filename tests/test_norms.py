@@ -146,7 +146,7 @@ def test_a_result_says_how_norms_were_evaluated() -> None:
     assert second["statistics"] == "test-batch"
     assert first["loss"] != second["loss"]
     assert training("task.norm=batch").evaluate()["statistics"] == "running"
-    assert training("task.norm=group").evaluate()["statistics"] is None
+    assert training("task.norm=group", "task.width=8").evaluate()["statistics"] is None
     assert made.evaluate() == second
 
 

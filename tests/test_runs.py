@@ -241,7 +241,7 @@ def spoil(folder: Path, how: str) -> None:
         ("garbage", "is damaged or not a safetensors file"),
         ("foreign", "is not a checkpoint of a fedrolex run"),
         ("newer", "has format 9; this version reads 1"),
-        ("other model", "the model has no tensor 'a'"),
+        ("other model", "the checkpoint does not fit this run: tensor 'a'"),
     ],
 )
 def test_a_bad_checkpoint(how: str, says: str, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_several_seeds_and_json(tmp_path: Path) -> None:
 def test_list_and_show() -> None:
     listed = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
     assert listed["methods"] == ["fedrolex", "heterofl", "fed_dropout", "fedavg"]
-    assert listed["recipes"] == ["digits"]
+    assert {"digits", "cifar10", "stackoverflow"} <= set(listed["recipes"])
     shown = CliRunner().invoke(app, ["show", "digits", "--set", "client.lr=0.5"]).stdout
     import yaml
 
@@ -419,7 +419,7 @@ def test_a_run_may_go_on_for_more_rounds(tmp_path: Path, reference: Any) -> None
 
 
 def own_task() -> Task:
-    x = torch.randn(60, 4)
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
     build = lambda scale: nn.Sequential(nn.Linear(4, 8 * scale), nn.ReLU(), nn.Linear(8 * scale, 2))  # noqa: E731
     return Task.split(build, Examples(x[:40], (x[:40, 0] > 0).long()), Examples(x[40:], (x[40:, 0] > 0).long()), 4)
 
@@ -462,7 +462,7 @@ def test_more_bad_settings(settings_: list[str], says: str) -> None:
 
 def test_a_run_in_which_no_round_counted_says_so(tmp_path: Path) -> None:
     recipe = RECIPE.with_settings(["rounds=2", "fleet.trace=[[]]"])
-    with pytest.raises(FedrolexError, match="no round counted: no client was there"):
+    with pytest.raises(FedrolexError, match="no round counted: fewer than 1 clients were there"):
         Run.create(tmp_path / "run", recipe).go(prepare(recipe))
 
 
@@ -483,7 +483,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"conv1.bias": torch.zeros(8)}, tmp_path / "some.safetensors")
-    with pytest.raises(FedrolexError, match="has no tensor"):
+    with pytest.raises(FedrolexError, match="there is no tensor"):
         prepare(RECIPE.with_settings([f"weights={tmp_path / 'some.safetensors'}"]))
 
 

@@ -325,7 +325,7 @@ def test_missing_empty_and_damaged_files(suffix: str, tmp_path: Path) -> None:
 def test_a_layout_nobody_knows(tmp_path: Path) -> None:
     path = tmp_path / "users.csv"
     path.write_text("x")
-    assert "what is a .csv? Use .jsonl, .npz, .h5 or .sqlite" in said(lambda: open_users(path))
+    assert "files .csv cannot be read: give .jsonl, .npz, .h5 or .sqlite" in said(lambda: open_users(path))
 
 
 def test_users_without_sentences(tmp_path: Path) -> None:

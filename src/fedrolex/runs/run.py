@@ -76,7 +76,10 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         measure=recipe.evaluation.build(),
     )
     if recipe.weights is not None:
-        training.start_from(checkpoint.read_weights(Path(recipe.weights)))
+        try:
+            training.start_from(checkpoint.read_weights(Path(recipe.weights)))
+        except FedrolexError as error:
+            raise FedrolexError(f"weights {recipe.weights}: {error}") from None
     return training
 
 
@@ -167,7 +170,13 @@ class Run:
         try:
             with open(self.metrics, "a") as log:
                 while training.round < recipe.rounds:
-                    row = self._round(recipe, training)
+                    try:
+                        row = self._round(recipe, training)
+                    except FedrolexError:  # a model that is no longer finite: what came before is good
+                        training.state, training.round = done
+                        if training.round:
+                            self.save(recipe, data, *done)
+                        raise
                     log.write(json.dumps(row, allow_nan=False) + "\n")
                     log.flush()
                     done = training.state, training.round
@@ -177,10 +186,9 @@ class Run:
                         self.save(recipe, data, *done)
                     if progress is not None:
                         progress(row)
-        except (KeyboardInterrupt, FedrolexError):
+        except KeyboardInterrupt:
             training.state, training.round = done
-            if training.round:
-                self.save(recipe, data, *done)
+            self.save(recipe, data, *done)
             raise
         except OSError as error:
             raise FedrolexError(f"cannot write to {self.folder}: {error.strerror}") from error
