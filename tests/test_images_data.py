@@ -547,7 +547,10 @@ def test_a_wrong_idx_file(raw: bytes, says: str, suffix: str, tmp_path: Path) ->
     assert f"{path} {says}" in line(lambda: read_idx(path, (2, 2, 3)))
 
 
-@pytest.mark.parametrize("raw", [gzip.compress(IDX, mtime=0)[:-9], b"not gzip", gzip.compress(IDX, mtime=0)[:-8] + bytes(8)])
+PACKED = gzip.compress(IDX, mtime=0)
+
+
+@pytest.mark.parametrize("raw", [PACKED[:-9], b"not gzip", PACKED[:-8] + bytes(8)], ids=["cut", "not", "sum"])
 def test_a_damaged_gzip(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.gz").write_bytes(raw)
     assert "x.gz is a damaged gzip file (" in line(lambda: read_idx(tmp_path / "x.gz", (2, 2, 3)))
