@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedrolex.errors import FedrolexError
 
 Mask = Literal["none", "zero", "neg_inf"]
+Precision = Literal["fp32", "tf32", "bf16"]
 
 
 def masked(scores: Tensor, held: Tensor, mask: Mask) -> Tensor:
@@ -36,11 +37,29 @@ def masked(scores: Tensor, held: Tensor, mask: Mask) -> Tensor:
 
 @dataclass
 class Slot:
-    """A sub-model and the optimiser's memory, used again for every client of the same widths."""
+    """A sub-model and the optimiser's memory, used again for every client of the same widths.
+
+    Attributes:
+        module: the sub-model.
+        precision: ``bf16`` runs it in bfloat16, its parameters stay as they are.
+        forward: what is called instead of the module, e.g. a compiled one.
+    """
 
     module: nn.Module
-    parameters: list[Tensor] = field(default_factory=list)
-    velocity: list[Tensor] = field(default_factory=list)
+    precision: Precision = "fp32"
+    forward: Callable[[Tensor], Tensor] | None = None
+    parameters: list[Tensor] = field(default_factory=list, init=False)
+    velocity: list[Tensor] = field(default_factory=list, init=False)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """What the sub-model says, in its parameters' precision."""
+        run = self.module if self.forward is None else self.forward
+        if self.precision != "bf16":
+            found: Tensor = run(x)
+            return found
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            low: Tensor = run(x)
+        return low.to(self.parameters[0].dtype)
 
     def __post_init__(self) -> None:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
@@ -103,11 +122,14 @@ class LocalSGD:
         x: Tensor,
         y: Tensor,
         loss: Callable[[Tensor, Tensor], Tensor],
-        rate: float,
+        rate: float | Tensor,
         held: Tensor | None = None,
     ) -> Tensor:
-        """One batch; returns its loss, still on the device. ``held`` marks the client's classes, for ``mask``."""
-        scores = slot.module(x)
+        """One batch; returns its loss, still on the device.
+
+        ``held`` marks the client's classes, for ``mask``; ``rate`` may be a tensor, which a captured step reads anew.
+        """
+        scores = slot.scores(x)
         value = loss(scores if held is None else masked(scores, held, self.mask), y)
         gradients = list(torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
@@ -120,5 +142,8 @@ class LocalSGD:
                 torch._foreach_mul_(slot.velocity, self.momentum)
                 torch._foreach_add_(slot.velocity, gradients)
                 gradients = slot.velocity
-            torch._foreach_add_(slot.parameters, gradients, alpha=-rate)
+            if isinstance(rate, Tensor):
+                torch._foreach_sub_(slot.parameters, torch._foreach_mul(gradients, rate))
+            else:
+                torch._foreach_add_(slot.parameters, gradients, alpha=-rate)
         return value.detach()

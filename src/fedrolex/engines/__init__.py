@@ -1,6 +1,7 @@
 """Engines run the client work of one cohort; they know nothing of methods."""
 
 from fedrolex.engines.engine import Engine, Failure, Job, RoundPlan, Upload
+from fedrolex.engines.graph import Graph
 from fedrolex.engines.loop import Loop
 
-__all__ = ["Engine", "Failure", "Job", "Loop", "RoundPlan", "Upload"]
+__all__ = ["Engine", "Failure", "Graph", "Job", "Loop", "RoundPlan", "Upload"]

@@ -89,7 +89,14 @@ class Failure:
 
 
 class Engine(Protocol):
-    """Runs the client work of one cohort."""
+    """Runs the client work of one cohort.
+
+    Attributes:
+        together: uploads stay good until the next round, so that those of one window can be folded at once.
+    """
+
+    @property
+    def together(self) -> bool: ...
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """One answer a job, in the order of the jobs."""

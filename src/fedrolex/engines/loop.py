@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import Slot
+from fedrolex.client import Precision, Slot
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.capture import one_line
@@ -21,10 +21,14 @@ class Loop:
 
     Args:
         model: the server's model, to cut sub-models from; its weights are not used.
+        precision: of the forward and backward pass.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    together = False
+
+    def __init__(self, model: nn.Module, *, precision: Precision = "fp32") -> None:
         self.model = model
+        self.precision = precision
         self._slots: dict[tuple[tuple[str, int], ...], Slot] = {}
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
@@ -33,14 +37,13 @@ class Loop:
             try:
                 yield self._train(plan, job)
             except (Exception, TimeoutError) as failure:
-                known = isinstance(failure, FedrolexError)
-                yield Failure(job, str(failure) if known else f"{type(failure).__name__}: {one_line(failure)}")
+                yield Failure(job, why_failed(failure))
 
     def _slot(self, plan: RoundPlan, job: Job) -> Slot:
         """The slot for this job's widths, loaded with its part of the server's tensors."""
         key = tuple(plan.axes.widths(job.window).items())
         if key not in self._slots:
-            self._slots[key] = Slot(plan.axes.cut(self.model, job.window))
+            self._slots[key] = Slot(plan.axes.cut(self.model, job.window), self.precision)
         slot = self._slots[key]
         plan.axes.load(slot.module, {**plan.state, **job.own}, job.window)
         return slot
@@ -82,6 +85,12 @@ class Loop:
             steps,
             labels.tolist() if labels is not None and plan.tell_labels else None,
         )
+
+
+def why_failed(failure: BaseException) -> str:
+    """Why a client is dropped, in one line."""
+    known = isinstance(failure, FedrolexError)
+    return str(failure) if known else f"{type(failure).__name__}: {one_line(failure)}"
 
 
 def random_draws(count: int, seed: int, round: int, client: int, epoch: int) -> Tensor:

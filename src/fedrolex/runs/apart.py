@@ -58,20 +58,30 @@ class Folds:
         apart: which of them are kept apart.
         normaliser: what averages divide by.
         jobs: the cohort, in the order to fold it in.
+        together: updates of one window come at once (:meth:`add_all`), in an order of their own.
     """
 
     def __init__(
-        self, axes: Axes, state: Mapping[str, Tensor], apart: Apart, normaliser: Normaliser, jobs: Sequence[Job]
+        self,
+        axes: Axes,
+        state: Mapping[str, Tensor],
+        apart: Apart,
+        normaliser: Normaliser,
+        jobs: Sequence[Job],
+        together: bool = False,
     ) -> None:
         self.state, self.apart = state, apart
+        self.together = together
         shared = {name: tensor for name, tensor in apart.shared(state).items() if name not in apart.names}
-        self._shared = Fold(axes, shared, normaliser=normaliser, order=[job.client for job in jobs])
+        self._shared = Fold(
+            axes, shared, normaliser=normaliser, order=None if together else [job.client for job in jobs]
+        )
         self._own = {
             capacity: Fold(
                 axes,
                 apart.own(state, capacity),
                 normaliser=normaliser,
-                order=[job.client for job in jobs if job.capacity == capacity],
+                order=None if together else [job.client for job in jobs if job.capacity == capacity],
             )
             for capacity in dict.fromkeys(job.capacity for job in jobs)
             if apart.names
@@ -93,8 +103,27 @@ class Folds:
         self._shared.add(job.client, rest, job.window, weight, rows)
         self._own[job.capacity].add(job.client, own, job.window, weight)
 
+    def add_all(
+        self,
+        jobs: Sequence[Job],
+        parts: Sequence[Mapping[str, Tensor]],
+        weights: Sequence[float],
+        rows: Sequence[Rows] | None,
+    ) -> None:
+        """Fold in updates of one window and capacity at once; a bad one raises and changes nothing."""
+        clients, window = [job.client for job in jobs], jobs[0].window
+        own = [{name: part[name] for name in self.apart.names if name in part} for part in parts]
+        rest = [
+            {name: t for name, t in part.items() if name not in mine} for part, mine in zip(parts, own, strict=True)
+        ]
+        self._shared.add_all(clients, rest, window, weights, rows)
+        if self._own:
+            self._own[jobs[0].capacity].add_all(clients, own, window, weights)
+
     def skip(self, job: Job) -> None:
         """Say that a client will not report."""
+        if self.together:
+            return
         self._shared.skip(job.client)
         if self._own:
             self._own[job.capacity].skip(job.client)

@@ -10,7 +10,7 @@ folded: one sum and one count a capacity, whatever the cohort.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import torch
@@ -33,7 +33,8 @@ class Drift:
         self.axes = axes
         self.state = {n: t for n, t in state.items() if axes.tensors[n].role == "parameter" and t.is_floating_point()}
         self._changes: dict[Fraction, Fold] = {}
-        self._squares: dict[Fraction, float] = {}
+        self._groups: list[tuple[Fraction, Window, Tensor, int]] = []
+        self._squares: dict[Fraction, Tensor | float] = {}
 
     def add(self, client: int, capacity: Fraction, tensors: Mapping[str, Tensor], window: Window) -> None:
         """Take in what one client sends back."""
@@ -41,18 +42,42 @@ class Drift:
         change = {name: tensors[name] - base for name, base in before.items()}
         self._changes.setdefault(capacity, Fold(self.axes, self.state)).add(client, change, window)
         norms = torch._foreach_norm(list(change.values()))
-        square = float(torch.stack(norms).double().square().sum())
-        self._squares[capacity] = self._squares.get(capacity, 0.0) + square
+        self._squares[capacity] = self._squares.get(capacity, 0.0) + torch.stack(norms).double().square().sum()
+
+    def add_all(self, capacity: Fraction, parts: Sequence[Mapping[str, Tensor]], window: Window) -> None:
+        """Take in what several clients of one window send back; its sum is kept, not put into its place."""
+        before = self.axes.take(self.state, window)
+        changes = [torch._foreach_sub([part[name] for name in before], list(before.values())) for part in parts]
+        squares = torch.stack([norm for change in changes for norm in torch._foreach_norm(change)]).double().square()
+        self._squares[capacity] = self._squares.get(capacity, 0.0) + squares.sum()
+        total = list(changes[0])
+        for change in changes[1:]:
+            torch._foreach_add_(total, change)
+        self._groups.append((capacity, window, _flat(total), len(parts)))
 
     def by_capacity(self, new: Mapping[str, Tensor]) -> dict[str, float]:
-        """Drift by capacity, given the server's new tensors."""
-        result = {}
-        for capacity, changes in sorted(self._changes.items(), reverse=True):
-            along = mean = 0.0
-            for name, base in self.state.items():
-                change = new[name] - base
-                along += float((changes.sum(name) * change).sum())
-                mean += float((changes.count(name) * change.square()).sum())
-            scale = (self._squares[capacity] * mean) ** 0.5
-            result[str(capacity)] = 1 - along / scale if scale > 0 else 0.0
-        return result
+        """Drift by capacity, given the server's new tensors; the device is asked once."""
+        moved = dict(
+            zip(self.state, torch._foreach_sub([new[n] for n in self.state], list(self.state.values())), strict=True)
+        )
+        sums: dict[Fraction, Tensor] = {}
+        for capacity, changes in self._changes.items():
+            along = torch.stack([(changes.sum(name) * change).sum() for name, change in moved.items()])
+            mean = torch.stack([(changes.count(name) * change.square()).sum() for name, change in moved.items()])
+            sums[capacity] = torch.stack([along.double().sum(), mean.double().sum()])
+        for capacity, window, total, clients in self._groups:
+            part = _flat(list(self.axes.take(moved, window).values()))
+            both = torch.stack([torch.dot(total, part), clients * torch.dot(part, part)]).double()
+            sums[capacity] = sums[capacity] + both if capacity in sums else both
+        if not sums:
+            return {}
+        rows = torch.stack([torch.stack([pair[0], pair[1] * self._squares[c]]) for c, pair in sums.items()]).tolist()
+        return {
+            str(capacity): 1 - along / square**0.5 if square > 0 else 0.0
+            for capacity, (along, square) in sorted(zip(sums, rows, strict=True), reverse=True)
+        }
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All values one after the other, in the tensors' logical order."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -23,7 +23,7 @@ from fedrolex.slicing.windows import exact
 FORMAT = 1
 METHODS = ("fedrolex", "heterofl", "fed_dropout", "fedavg")
 TASKS = ("images", "words")
-ENGINES = ("loop",)
+ENGINES = ("loop", "graph")
 LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
 INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")
 
@@ -226,7 +226,10 @@ class Recipe:
         quorum: fewest good updates that make a round count.
         deadline: seconds a client may take, or null.
         compare: also train what the same fleet could do without partial training.
-        engine: how client work runs.
+        engine: how client work runs: ``loop``, one client after the other, or ``graph``, the cohort side by side
+            on a GPU.
+        precision: of client work: ``fp32``, ``tf32``, ``bf16``.
+        compiled: whether ``graph`` compiles sub-models first: minutes at the start, faster rounds.
         device: ``cpu``, ``cuda``, or ``auto``.
         weights: safetensors file to start from, or null.
         data: folder of the data sets; null is FEDROLEX_DATA, or ~/.cache/fedrolex.
@@ -246,6 +249,8 @@ class Recipe:
     deadline: float | None = None
     compare: bool = False
     engine: str = "loop"
+    precision: str = "fp32"
+    compiled: bool = False
     device: str = "auto"
     weights: str | None = None
     data: str | None = None
@@ -258,6 +263,7 @@ class Recipe:
             if getattr(self, name) < 1:
                 raise FedrolexError(f"{name} is {getattr(self, name)}: give at least 1")
         one_of("engine", self.engine, ENGINES)
+        one_of("precision", self.precision, ("fp32", "tf32", "bf16"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         if self.deadline is not None and not self.deadline > 0:
             raise FedrolexError(f"deadline is {self.deadline}: give seconds above 0, or null")

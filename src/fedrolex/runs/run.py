@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrolex.client import Mask
 from fedrolex.data.where import data_folder
-from fedrolex.engines import Loop
+from fedrolex.engines import Engine, Graph, Loop
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.runs import checkpoint
@@ -67,7 +67,7 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         task.to(device),
         fleet,
         method,
-        Loop(model),
+        make_engine(recipe, model, device),
         model,
         axes,
         seed=recipe.seed,
@@ -81,6 +81,18 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         except FedrolexError as error:
             raise FedrolexError(f"weights {recipe.weights}: {error}") from None
     return training
+
+
+def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engine:
+    """The engine a recipe asks for; ``graph`` without a GPU is refused."""
+    precision: Any = recipe.precision
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    if recipe.engine == "loop":
+        return Loop(model, precision=precision)
+    if device.type != "cuda":
+        raise FedrolexError("engine graph needs a CUDA device: use engine loop on a CPU")
+    return Graph(model, precision=precision, compiled=recipe.compiled)
 
 
 def _open(recipe: Recipe, mask: Mask) -> tuple[Task, Fleet]:

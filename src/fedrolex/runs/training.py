@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -21,7 +22,8 @@ from fedrolex.runs.drift import Drift
 from fedrolex.runs.measure import Measure
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
-from fedrolex.slicing.windows import WHOLE
+from fedrolex.slicing.fold import Rows
+from fedrolex.slicing.windows import WHOLE, Window
 from fedrolex.tasks import Task
 
 
@@ -74,15 +76,17 @@ class Training:
         """One round; returns its metrics. A round below the quorum is void, and the window still advances."""
         began = time.perf_counter()
         plan = self._plan()
-        folds = Folds(self.axes, self.state, self.apart, self.method.normaliser, plan.jobs)
-        drift = Drift(self.axes, plan.state)
         losses: list[float] = []
         failures: dict[str, str] = {}
-        for answer in self.engine.run(plan):
-            why = self._take(answer, folds, drift, losses)
-            if why is not None:
-                folds.skip(answer.job)
-                failures[str(answer.job.client)] = why
+        answers = self.engine.run(plan)
+        first = next(answers, None)
+        together = self.engine.together
+        folds = Folds(self.axes, self.state, self.apart, self.method.normaliser, plan.jobs, together)
+        drift = Drift(self.axes, plan.state)
+        if first is not None:
+            every = chain([first], answers)
+            take = self._take_all if together else self._take_each
+            take(every, folds, drift, losses, failures)
         void = len(folds.clients) < self.quorum
         metrics: dict[str, Any] = {
             "round": self.round,
@@ -95,7 +99,7 @@ class Training:
         }
         if not void:
             new = folds.average()
-            broken = next((n for n, t in new.items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
+            broken = not_finite(new)
             if broken is not None:
                 raise FedrolexError(f"round {self.round}: {broken} is no longer finite; lower the learning rate")
             metrics["drift"] = drift.by_capacity(new)
@@ -108,9 +112,11 @@ class Training:
     def _plan(self) -> RoundPlan:
         members = self.fleet.members(self.round, self.method.width if self.method.able_only else None)
         jobs = []
+        known: dict[Window, Window] = {}  # equal windows are one object: looking them up is then quick
         for member in members:
             capacity = self.method.width or member.capacity
             window = self.method.scheme.window(self.axes, round=self.round, capacity=capacity, client=member.client)
+            window = known.setdefault(window, window)
             jobs.append(Job(member.client, capacity, window, self.apart.own(self.state, capacity)))
         return RoundPlan(
             self.round,
@@ -124,22 +130,61 @@ class Training:
             self.method.rows,
         )
 
-    def _take(self, answer: Upload | Failure, folds: Folds, drift: Drift, losses: list[float]) -> str | None:
-        """Fold one answer in, or say why it is dropped."""
-        if isinstance(answer, Failure):
-            return answer.why
-        job = answer.job
-        for name, tensor in answer.tensors.items():
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                return f"sent a value that is not finite ({name}){self._batch_of_one(answer)}"
-        try:
-            rows = None if self.label_axis is None else {self.label_axis: answer.labels or ()}
-            folds.add(job, answer.tensors, self._weight(answer), rows)
-        except FedrolexError as error:
-            return str(error)
-        drift.add(job.client, job.capacity, answer.tensors, job.window)
-        losses.append(answer.loss)
-        return None
+    def _take_each(
+        self,
+        answers: Iterable[Upload | Failure],
+        folds: Folds,
+        drift: Drift,
+        losses: list[float],
+        failures: dict[str, str],
+    ) -> None:
+        """Fold answers in as they come."""
+        for answer in answers:
+            why = answer.why if isinstance(answer, Failure) else self._refused(answer)
+            if isinstance(answer, Upload) and why is None:
+                try:
+                    folds.add(answer.job, answer.tensors, self._weight(answer), self._rows(answer))
+                except FedrolexError as error:
+                    why = str(error)
+            if why is not None:
+                folds.skip(answer.job)
+                failures[str(answer.job.client)] = why
+            elif isinstance(answer, Upload):
+                drift.add(answer.job.client, answer.job.capacity, answer.tensors, answer.job.window)
+                losses.append(answer.loss)
+
+    def _take_all(
+        self,
+        answers: Iterable[Upload | Failure],
+        folds: Folds,
+        drift: Drift,
+        losses: list[float],
+        failures: dict[str, str],
+    ) -> None:
+        """Fold answers in window by window."""
+        groups: dict[tuple[object, ...], list[Upload]] = {}
+        for answer in answers:
+            why = answer.why if isinstance(answer, Failure) else self._refused(answer)
+            if why is not None:
+                failures[str(answer.job.client)] = why
+            elif isinstance(answer, Upload):
+                groups.setdefault((answer.job.window, answer.job.capacity), []).append(answer)
+                losses.append(answer.loss)
+        for group in groups.values():
+            drift.add_all(group[0].job.capacity, [answer.tensors for answer in group], group[0].job.window)
+            rows = None if self.label_axis is None else [self._rows(answer) or {} for answer in group]
+            weights = [self._weight(answer) for answer in group]
+            folds.add_all([answer.job for answer in group], [answer.tensors for answer in group], weights, rows)
+
+    def _refused(self, upload: Upload) -> str | None:
+        """Why an upload is not taken, or None."""
+        broken = not_finite(upload.tensors)
+        if broken is None:
+            return None
+        return f"sent a value that is not finite ({broken}){self._batch_of_one(upload)}"
+
+    def _rows(self, upload: Upload) -> Rows | None:
+        return None if self.label_axis is None else {self.label_axis: upload.labels or ()}
 
     def _batch_of_one(self, upload: Upload) -> str:
         lonely = upload.examples % self.method.client.batch == 1 and any("running_var" in n for n in self.state)
@@ -201,6 +246,18 @@ class Training:
         device = next(iter(self.state.values())).device
         self.state = {name: tensors[name].to(device) for name in self.state}
         self.round = round
+
+
+def not_finite(tensors: Mapping[str, Any]) -> str | None:
+    """The first tensor with a value that is not finite, or None; the device is asked once if all is well."""
+    real = [t for t in tensors.values() if isinstance(t, Tensor) and t.is_floating_point() and not t.is_meta]
+    strided = [t for t in real if t.layout is torch.strided and t.numel()]
+    if len(strided) == len(real) and real:
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(strided)])
+        if bool(norms.isfinite().all()):
+            return None
+    suspects = (n for n, t in tensors.items() if isinstance(t, Tensor) and t.is_floating_point())
+    return next((n for n in suspects if not bool(tensors[n].isfinite().all())), None)
 
 
 def pick_device(name: str) -> torch.device:

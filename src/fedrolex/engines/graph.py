@@ -1,0 +1,253 @@
+"""A whole cohort at once on one GPU: every client's step is a CUDA graph, replayed on a stream of its own.
+
+Shapes depend on the widths alone, so a step is captured once for every (widths, place in the cohort) and
+serves all rounds: a round loads parameters, fills the data buffers, and replays. The graph counts its own
+batches; learning rate and label mask are tensors it reads. Each graph is captured on its own stream, because
+streams have workspaces of their own: graphs captured on one stream and replayed side by side would overwrite
+each other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.client import Precision, Slot
+from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
+from fedrolex.engines.loop import Loop, random_draws, why_failed
+from fedrolex.streams import shuffle, words
+from fedrolex.tasks.task import Examples
+
+WARM_UP = 3
+
+
+@dataclass
+class Lane:
+    """A slot with its data, its stream and its captured steps, used again in every round.
+
+    Attributes:
+        slot: the sub-model and the optimiser's memory.
+        x, y: inputs and targets of one epoch in the order of training, as many rows as there is room.
+        counter: the next batch, int64.
+        rate: learning rate of the round.
+        held: the client's classes, for the loss's mask.
+        total: sum of the losses of the round.
+        stream: None on a CPU.
+        graphs: a captured step by its number of examples.
+        read: other tensors the graphs read: they must live as long.
+    """
+
+    slot: Slot
+    x: Tensor
+    y: Tensor
+    counter: Tensor
+    rate: Tensor
+    held: Tensor
+    total: Tensor
+    stream: Any = None
+    graphs: dict[int, Any] = field(default_factory=dict)
+    read: list[Tensor] = field(default_factory=list)
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """What runs inside runs on this lane's stream."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+
+class Graph:
+    """Trains a cohort side by side; on a CPU, the same steps without graphs and streams.
+
+    Args:
+        model: the server's model, to cut sub-models from; its weights are not used.
+        precision: of the forward and backward pass.
+        compiled: compile sub-models with ``torch.compile`` before they are captured.
+        most: clients trained at once; larger cohorts run in waves.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, precision: Precision = "fp32", compiled: bool = False, most: int = 64
+    ) -> None:
+        self.model = model
+        self.precision = precision
+        self.compiled = compiled
+        self.most = most
+        self.loop = Loop(model, precision=precision)
+        self.together = False
+        self._lanes: dict[tuple[object, ...], Lane] = {}
+
+    def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
+        """Train the clients, wave by wave; answers come in the order of the jobs."""
+        self.together = plan.deadline is None and len(plan.jobs) <= self.most
+        if plan.deadline is not None:
+            yield from self.loop.run(plan)  # a captured step cannot be interrupted
+            return
+        for start in range(0, len(plan.jobs), self.most):
+            yield from self._wave(plan, plan.jobs[start : start + self.most])
+
+    def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:
+        failures: dict[int, Failure] = {}
+        data: dict[int, Examples] = {}
+        lanes: list[tuple[Job, Lane]] = []
+        taken: dict[tuple[object, ...], int] = {}
+        for job in jobs:
+            try:
+                data[job.client] = plan.task.client(job.client)
+                if not len(data[job.client]):
+                    raise ValueError("has no examples")
+                lanes.append((job, self._ready(plan, job, data[job.client], taken)))
+            except Exception as failure:
+                failures[job.client] = Failure(job, why_failed(failure))
+        self._load(plan, lanes)
+        self._train(plan, lanes, data)
+        losses = torch.stack([lane.total for _, lane in lanes]).tolist() if lanes else []
+        trained = {job.client: (lane, loss) for (job, lane), loss in zip(lanes, losses, strict=True)}
+        for job in jobs:
+            if job.client in failures:
+                yield failures[job.client]
+                continue
+            lane, loss = trained[job.client]
+            examples = data[job.client]
+            steps = plan.client.epochs * -(-len(examples) // plan.client.batch)
+            labels = plan.task.labels(examples).tolist() if plan.tell_labels else None
+            tensors = plan.axes.state(lane.slot.module, job.window)
+            yield Upload(job, tensors, len(examples), loss / steps, steps, labels)
+
+    # --- before training ---
+
+    def _ready(self, plan: RoundPlan, job: Job, data: Examples, taken: dict[tuple[object, ...], int]) -> Lane:
+        """A lane for a job, the next free one of its widths, with steps captured for the batch sizes it needs."""
+        widths = tuple(plan.axes.widths(job.window).items())
+        place = taken.get(widths, 0)
+        lane = self._lane(plan, job, (*widths, place), data)
+        batch, rest = plan.client.batch, len(data) % plan.client.batch
+        for size in {batch if len(data) >= batch else rest, rest or batch}:
+            if size not in lane.graphs:
+                lane.graphs[size] = self._capture(plan, lane, size)
+        taken[widths] = place + 1
+        return lane
+
+    def _lane(self, plan: RoundPlan, job: Job, key: tuple[object, ...], data: Examples) -> Lane:
+        lane = self._lanes.get(key)
+        if lane is not None and len(lane.y) >= len(data):
+            return lane
+        device = data.y.device
+        module = plan.axes.cut(self.model, job.window)
+        if device.type == "cuda":
+            module = module.to(memory_format=torch.channels_last)
+        slot = Slot(
+            module, precision=self.precision, forward=torch.compile(module, dynamic=False) if self.compiled else None
+        )
+        batch = plan.client.batch
+        room = -(-len(data) // batch) * batch
+        example = plan.task.inputs(data.x[:1])
+        lane = Lane(
+            slot,
+            x=example.new_zeros((room, *example.shape[1:])),
+            y=data.y.new_zeros((room, *data.y.shape[1:])),
+            counter=torch.zeros((), dtype=torch.int64, device=device),
+            rate=slot.parameters[0].detach().new_zeros(()),
+            held=torch.ones(plan.task.classes, dtype=torch.bool, device=device),
+            total=torch.zeros((), device=device),
+            stream=torch.cuda.Stream(device) if device.type == "cuda" else None,
+        )
+        self._lanes[key] = lane
+        return lane
+
+    def _capture(self, plan: RoundPlan, lane: Lane, size: int) -> Any:
+        """One step on the next ``size`` examples: a graph, or on a CPU the function itself."""
+        work, task = plan.client, plan.task
+        within = torch.arange(size, device=lane.y.device)
+
+        def step() -> None:
+            rows = lane.counter * work.batch + within
+            x, y = lane.x.index_select(0, rows), lane.y.index_select(0, rows)
+            held = lane.held if work.mask != "none" else None
+            lane.total.add_(work.step(lane.slot, x, y, task.loss, lane.rate, held))
+            lane.counter.add_(1)
+
+        if lane.stream is None:
+            return step
+        lane.stream.wait_stream(torch.cuda.current_stream())
+        with lane.on_stream():
+            lane.slot.module.train()
+            for _ in range(WARM_UP):
+                lane.counter.zero_()
+                step()
+        lane.stream.synchronize()
+        lane.counter.zero_()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=lane.stream):
+            step()
+        lane.read.append(within)
+        return graph.replay
+
+    def _load(self, plan: RoundPlan, lanes: Sequence[tuple[Job, Lane]]) -> None:
+        """Parameters into every lane: cut once for every window, then copied."""
+        first: dict[tuple[object, ...], Lane] = {}
+        for job, lane in lanes:
+            like = first.setdefault((job.window, job.capacity), lane)
+            if like is lane:
+                plan.axes.load(lane.slot.module, {**plan.state, **job.own}, job.window)
+            else:
+                mine = list(plan.axes.state(lane.slot.module, job.window).values())
+                torch._foreach_copy_(mine, list(plan.axes.state(like.slot.module, job.window).values()))
+            plan.client.start(lane.slot)
+            lane.total.zero_()
+            lane.rate.fill_(plan.client.rate(plan.round))
+
+    # --- training ---
+
+    def _train(self, plan: RoundPlan, lanes: Sequence[tuple[Job, Lane]], data: dict[int, Examples]) -> None:
+        work, task = plan.client, plan.task
+        if work.mask != "none":
+            for job, lane in lanes:
+                lane.held.zero_().index_fill_(0, task.labels(data[job.client]), True)
+        seed = int(words(1, plan.seed, "cohort", plan.round)[0] >> 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for epoch in range(work.epochs):
+                self._fill(plan, lanes, data, epoch)
+                for _, lane in lanes:
+                    if lane.stream is not None:
+                        lane.stream.wait_stream(torch.cuda.current_stream())
+                self._replay(work.batch, lanes, data)
+                for _, lane in lanes:
+                    if lane.stream is not None:
+                        torch.cuda.current_stream().wait_stream(lane.stream)
+
+    def _fill(self, plan: RoundPlan, lanes: Sequence[tuple[Job, Lane]], data: dict[int, Examples], epoch: int) -> None:
+        """The epoch's inputs into the lanes, augmented for the whole cohort in one go."""
+        task, xs, draws = plan.task, [], []
+        for job, lane in lanes:
+            examples = data[job.client]
+            key = (plan.round, job.client, epoch)
+            order = torch.from_numpy(shuffle(len(examples), plan.seed, "batches", *key))
+            if task.random_inputs:
+                draws.append(random_draws(len(examples), plan.seed, *key)[order])
+            order = order.to(examples.y.device, non_blocking=True)
+            xs.append(examples.x[order])
+            lane.y[: len(order)] = examples.y[order]
+            lane.counter.zero_()
+        if not lanes:
+            return
+        drawn = torch.cat(draws).to(xs[0].device, non_blocking=True) if draws else None
+        inputs = task.inputs(torch.cat(xs), drawn).split([len(x) for x in xs])
+        for (_, lane), x in zip(lanes, inputs, strict=True):
+            lane.x[: len(x)] = x
+
+    @staticmethod
+    def _replay(batch: int, lanes: Sequence[tuple[Job, Lane]], data: dict[int, Examples]) -> None:
+        """All steps of an epoch, step by step through the cohort, the widest lanes first."""
+        widest = sorted(lanes, key=lambda each: -sum(p.numel() for p in each[1].slot.parameters))
+        longest = max((len(data[job.client]) for job, _ in lanes), default=0)
+        for begin in range(0, longest, batch):
+            for job, lane in widest:
+                size = min(batch, len(data[job.client]) - begin)
+                if size > 0:
+                    with lane.on_stream():
+                        lane.graphs[size]()
