@@ -35,6 +35,15 @@ def masked(scores: Tensor, held: Tensor, mask: Mask) -> Tensor:
     return torch.where(held, scores, 0.0 if mask == "zero" else -torch.inf)
 
 
+def in_precision(forward: Callable[[Tensor], Tensor], x: Tensor, precision: Precision) -> Tensor:
+    """Scores of a model that is run in a precision; they themselves are not of a lower one than float32."""
+    if precision != "bf16":
+        return forward(x)
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        low = forward(x)
+    return low.float()
+
+
 @dataclass
 class Slot:
     """A sub-model and the optimiser's memory, used again for every client of the same widths.
@@ -42,24 +51,16 @@ class Slot:
     Attributes:
         module: the sub-model.
         precision: ``bf16`` runs it in bfloat16, its parameters stay as they are.
-        forward: what is called instead of the module, e.g. a compiled one.
     """
 
     module: nn.Module
     precision: Precision = "fp32"
-    forward: Callable[[Tensor], Tensor] | None = None
     parameters: list[Tensor] = field(default_factory=list, init=False)
     velocity: list[Tensor] = field(default_factory=list, init=False)
 
     def scores(self, x: Tensor) -> Tensor:
         """What the sub-model says, in its parameters' precision."""
-        run = self.module if self.forward is None else self.forward
-        if self.precision != "bf16":
-            found: Tensor = run(x)
-            return found
-        with torch.autocast(x.device.type, dtype=torch.bfloat16):
-            low: Tensor = run(x)
-        return low.to(self.parameters[0].dtype)
+        return in_precision(self.module, x, self.precision)
 
     def __post_init__(self) -> None:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
@@ -129,21 +130,32 @@ class LocalSGD:
 
         ``held`` marks the client's classes, for ``mask``; ``rate`` may be a tensor, which a captured step reads anew.
         """
-        scores = slot.scores(x)
-        value = loss(scores if held is None else masked(scores, held, self.mask), y)
+        value = self.objective(slot.scores(x), y, loss, held)
         gradients = list(torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
-            if self.clip is not None:
-                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-                torch._foreach_mul_(gradients, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
-            if self.weight_decay:
-                torch._foreach_add_(gradients, slot.parameters, alpha=self.weight_decay)
-            if self.momentum:
-                torch._foreach_mul_(slot.velocity, self.momentum)
-                torch._foreach_add_(slot.velocity, gradients)
-                gradients = slot.velocity
-            if isinstance(rate, Tensor):
-                torch._foreach_sub_(slot.parameters, torch._foreach_mul(gradients, rate))
-            else:
-                torch._foreach_add_(slot.parameters, gradients, alpha=-rate)
+            self.move(slot.parameters, gradients, slot.velocity, rate)
         return value.detach()
+
+    def objective(
+        self, scores: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor], held: Tensor | None
+    ) -> Tensor:
+        """What a step makes smaller."""
+        return loss(scores if held is None else masked(scores, held, self.mask), y)
+
+    def move(
+        self, parameters: list[Tensor], gradients: list[Tensor], velocity: list[Tensor], rate: float | Tensor
+    ) -> None:
+        """Change parameters and velocity in place, by gradients that are used up."""
+        if self.clip is not None:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_mul_(gradients, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
+        if self.weight_decay:
+            torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
+        if self.momentum:
+            torch._foreach_mul_(velocity, self.momentum)
+            torch._foreach_add_(velocity, gradients)
+            gradients = velocity
+        if isinstance(rate, Tensor):
+            torch._foreach_sub_(parameters, torch._foreach_mul(gradients, rate))
+        else:
+            torch._foreach_add_(parameters, gradients, alpha=-rate)

@@ -9,15 +9,16 @@ each other's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
 
-from fedrolex.client import Precision, Slot
+from fedrolex.client import Precision, Slot, in_precision
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.loop import Loop, random_draws, why_failed
 from fedrolex.streams import shuffle, words
@@ -64,7 +65,7 @@ class Graph:
     Args:
         model: the server's model, to cut sub-models from; its weights are not used.
         precision: of the forward and backward pass.
-        compiled: compile sub-models with ``torch.compile`` before they are captured.
+        compiled: compile steps with ``torch.compile`` before they are captured (of models without buffers).
         most: clients trained at once; larger cohorts run in waves.
     """
 
@@ -78,6 +79,9 @@ class Graph:
         self.loop = Loop(model, precision=precision)
         self.together = False
         self._lanes: dict[tuple[object, ...], Lane] = {}
+        self._steps: dict[tuple[torch.Size, ...], Callable[..., Tensor]] = {}
+        if compiled:
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""
@@ -138,9 +142,7 @@ class Graph:
         module = plan.axes.cut(self.model, job.window)
         if device.type == "cuda":
             module = module.to(memory_format=torch.channels_last)
-        slot = Slot(
-            module, precision=self.precision, forward=torch.compile(module, dynamic=False) if self.compiled else None
-        )
+        slot = Slot(module, self.precision)
         batch = plan.client.batch
         room = -(-len(data) // batch) * batch
         example = plan.task.inputs(data.x[:1])
@@ -162,29 +164,63 @@ class Graph:
         work, task = plan.client, plan.task
         within = torch.arange(size, device=lane.y.device)
 
+        whole = self._compiled_step(plan, lane) if self.compiled and not list(lane.slot.module.buffers()) else None
+
         def step() -> None:
             rows = lane.counter * work.batch + within
             x, y = lane.x.index_select(0, rows), lane.y.index_select(0, rows)
             held = lane.held if work.mask != "none" else None
-            lane.total.add_(work.step(lane.slot, x, y, task.loss, lane.rate, held))
+            if whole is None:
+                loss = work.step(lane.slot, x, y, task.loss, lane.rate, held)
+            else:
+                loss = whole(lane.slot.parameters, lane.slot.velocity, x, y, lane.rate, held)
+            lane.total.add_(loss)
             lane.counter.add_(1)
 
         if lane.stream is None:
             return step
         lane.stream.wait_stream(torch.cuda.current_stream())
-        with lane.on_stream():
-            lane.slot.module.train()
-            for _ in range(WARM_UP):
-                lane.counter.zero_()
+        fastest = not torch.are_deterministic_algorithms_enabled()
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=self.precision != "fp32"
+        ):
+            with lane.on_stream():
+                lane.slot.module.train()
+                for _ in range(WARM_UP):
+                    lane.counter.zero_()
+                    step()
+            lane.counter.zero_()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=lane.stream):
                 step()
-        lane.stream.synchronize()
-        lane.counter.zero_()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=lane.stream):
-            step()
         lane.read.append(within)
         return graph.replay
+
+    def _compiled_step(self, plan: RoundPlan, lane: Lane) -> Callable[..., Tensor]:
+        """The step as one compiled function of its tensors, shared by all lanes of the same widths."""
+        module, work, task, precision = lane.slot.module, plan.client, plan.task, self.precision
+        shapes = tuple(p.shape for p in lane.slot.parameters)
+        if shapes in self._steps:
+            return self._steps[shapes]
+        names = [name for name, p in module.named_parameters() if p.requires_grad]
+
+        def step(
+            parameters: list[Tensor], velocity: list[Tensor], x: Tensor, y: Tensor, rate: Tensor, held: Tensor | None
+        ) -> Tensor:
+            def objective(values: list[Tensor]) -> Tensor:
+                known = dict(zip(names, values, strict=True))
+                scores = in_precision(lambda x: functional_call(module, known, (x,)), x, precision)
+                return work.objective(scores, y, task.loss, held)
+
+            gradients, loss = grad_and_value(objective)([p.detach() for p in parameters])
+            with torch.no_grad():
+                work.move(parameters, list(gradients), velocity, rate)
+            value: Tensor = loss.detach()
+            return value
+
+        self._steps[shapes] = torch.compile(step, dynamic=False)
+        return self._steps[shapes]
 
     def _load(self, plan: RoundPlan, lanes: Sequence[tuple[Job, Lane]]) -> None:
         """Parameters into every lane: cut once for every window, then copied."""

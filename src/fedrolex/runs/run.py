@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedrolex.client import Mask
 from fedrolex.data.where import data_folder
 from fedrolex.engines import Engine, Graph, Loop
+from fedrolex.engines.precision import use_tf32
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.runs import checkpoint
@@ -87,7 +88,7 @@ def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engin
     """The engine a recipe asks for; ``graph`` without a GPU is refused."""
     precision: Any = recipe.precision
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        use_tf32(precision != "fp32")
     if recipe.engine == "loop":
         return Loop(model, precision=precision)
     if device.type != "cuda":
