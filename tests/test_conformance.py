@@ -26,6 +26,7 @@ METHODS = {
     "fed_dropout": ["method=fed_dropout"],
     "fedavg": ["method=fedavg", "method.width=1/2"],
     "norms apart": ["method=heterofl", "method.norms=per_capacity"],
+    "adam": ["method=fedrolex", "client.optimizer=adam", "client.lr=0.002"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],
 }
 BASE = [

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedrolex import FedrolexError, Recipe, Static, trace
-from fedrolex.client import LocalSGD
+from fedrolex.client import LocalTraining
 from fedrolex.methods import heterofl
 from fedrolex.models import PreResNet, preresnet18
 from fedrolex.models.norms import collect, norm_parameters, pool, static_norms, with_statistics
@@ -240,6 +240,6 @@ def test_a_graph_form_sub_model_with_static_norms_is_measured_on_test_batches() 
 
 def test_a_batch_of_one_on_one_pixel_is_the_clients_failure() -> None:
     made = training("client.batch=33")
-    made.method = heterofl(LocalSGD(batch=33))
+    made.method = heterofl(LocalTraining(batch=33))
     row = made.run_round()
     assert row["clients"] + len(row["dropped"]) == 6

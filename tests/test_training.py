@@ -13,7 +13,7 @@ from small import hand_made
 from torch import Tensor, nn
 
 from fedrolex import Axes, Rolling
-from fedrolex.client import LocalSGD, Slot
+from fedrolex.client import LocalTraining, Slot
 from fedrolex.engines import Failure, Loop, RoundPlan, Upload
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method, fed_dropout, fedavg, fedrolex, heterofl
@@ -22,7 +22,7 @@ from fedrolex.slicing.trace import FactoryBuilder
 from fedrolex.tasks import Classification, Examples
 
 SMALL = Recipe(rounds=3, device="cpu").with_settings(["task.width=8", "fleet.clients=10", "fleet.cohort=5"])
-WORK = LocalSGD(lr=0.05, momentum=0.9)
+WORK = LocalTraining(lr=0.05, momentum=0.9)
 
 
 def training(method: Method | None = None, *settings: str) -> Training:
@@ -96,7 +96,7 @@ def test_the_fixed_point_of_fedavg_on_two_quadratics() -> None:
     parts = [torch.tensor([0]), torch.tensor([1])]
     task = Classification("quadratics", lambda scale: Point(), data, data, parts, parts, loss=quadratic)
     fleet = Fleet(clients=2, cohort=2, capacities=["1"])
-    method = fedavg(LocalSGD(epochs=5, batch=1, lr=0.1))
+    method = fedavg(LocalTraining(epochs=5, batch=1, lr=0.1))
     made = Training(task, fleet, method, Loop(model), model, axes)
     assert float(after(made, 200)["x"][0]) == pytest.approx(2.6805323, abs=1e-7)
 
@@ -135,6 +135,27 @@ def test_one_client_with_all_data_is_ordinary_training() -> None:
         torch.testing.assert_close(tensor, twin.get_parameter(name).detach(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)])
+def test_adam_is_adam(rate: Any) -> None:
+    """Step by step what torch.optim.Adam does, with a rate that is a number or a tensor."""
+    torch.manual_seed(0)
+    model, twin = nn.Linear(6, 3), nn.Linear(6, 3)
+    twin.load_state_dict(model.state_dict())
+    slot, work = Slot(model), LocalTraining(optimizer="adam", weight_decay=5e-4)
+    optimiser = torch.optim.Adam(twin.parameters(), lr=0.01, weight_decay=5e-4)
+    work.start(slot)
+    for _ in range(7):
+        x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
+        work.step(slot, x, y, nn.functional.cross_entropy, rate)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(twin(x), y).backward()
+        optimiser.step()
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+    work.start(slot)
+    assert float(slot.memory.count) == 0
+
+
 def test_positions_outside_every_window_keep_their_bits() -> None:
     made = training(heterofl(WORK), 'fleet.capacities=["1/2"]')
     before = {name: tensor.clone() for name, tensor in made.state.items()}
@@ -157,8 +178,10 @@ def test_a_server_twice_as_wide_as_the_largest_client() -> None:
 # --- the client's step is the textbook's ---
 
 
-@pytest.mark.parametrize("work", [LocalSGD(lr=0.1), LocalSGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5)])
-def test_a_step_is_what_torch_does(work: LocalSGD) -> None:
+@pytest.mark.parametrize(
+    "work", [LocalTraining(lr=0.1), LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5)]
+)
+def test_a_step_is_what_torch_does(work: LocalTraining) -> None:
     torch.manual_seed(0)
     ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
     theirs.load_state_dict(ours.state_dict())
@@ -178,7 +201,7 @@ def test_a_step_is_what_torch_does(work: LocalSGD) -> None:
 
 
 def test_the_rate_falls_at_milestones() -> None:
-    work = LocalSGD(lr=1.0, milestones=[3, 5], decay=0.5)
+    work = LocalTraining(lr=1.0, milestones=[3, 5], decay=0.5)
     assert [work.rate(j) for j in range(7)] == [1, 1, 1, 0.5, 0.5, 0.25, 0.25]
 
 

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.errors import FedrolexError
+from fedrolex.optimizer import Memory, adam, sgd
 
 Mask = Literal["none", "zero", "neg_inf"]
 Precision = Literal["fp32", "tf32", "bf16"]
+Optimizer = Literal["sgd", "adam"]
 
 
 def masked(scores: Tensor, held: Tensor, mask: Mask) -> Tensor:
@@ -55,8 +57,8 @@ class Slot:
 
     module: nn.Module
     precision: Precision = "fp32"
-    parameters: list[Tensor] = field(default_factory=list, init=False)
-    velocity: list[Tensor] = field(default_factory=list, init=False)
+    parameters: list[Tensor] = field(init=False)
+    memory: Memory = field(init=False)
 
     def scores(self, x: Tensor) -> Tensor:
         """What the sub-model says, in its parameters' precision."""
@@ -64,18 +66,19 @@ class Slot:
 
     def __post_init__(self) -> None:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.velocity = [torch.zeros_like(p) for p in self.parameters]
+        self.memory = Memory.of(self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGD:
-    """Epochs of stochastic gradient descent from the received sub-model.
+class LocalTraining:
+    """Epochs of training from the received sub-model; the optimiser starts anew in every round.
 
     Attributes:
         epochs: passes over the client's examples.
         batch: examples a step; the last batch of an epoch may be smaller.
+        optimizer: ``sgd`` or ``adam``.
         lr: learning rate in round 0.
-        momentum: of the velocity, which starts at zero in every round.
+        momentum: of SGD.
         weight_decay: added to the gradient, after clipping.
         clip: largest norm of the gradient, or None.
         milestones: rounds from which the rate is ``decay`` times smaller again.
@@ -85,6 +88,7 @@ class LocalSGD:
 
     epochs: int = 1
     batch: int = 16
+    optimizer: Optimizer = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -105,6 +109,8 @@ class LocalSGD:
             raise FedrolexError("client.momentum and client.weight_decay must be finite")
         if any(milestone < 0 for milestone in self.milestones):
             raise FedrolexError(f"client.milestones is {list(self.milestones)}: give rounds, 0 or more")
+        if self.optimizer not in get_args(Optimizer):
+            raise FedrolexError(f"client.optimizer is {self.optimizer!r}: use one of {', '.join(get_args(Optimizer))}")
         if self.mask not in get_args(Mask):
             raise FedrolexError(f"client.mask is {self.mask!r}: use one of {', '.join(get_args(Mask))}")
 
@@ -113,9 +119,9 @@ class LocalSGD:
         return float(self.lr * self.decay ** sum(round >= milestone for milestone in self.milestones))
 
     def start(self, slot: Slot) -> None:
-        """Make ready: the sub-model is loaded, the velocity starts at zero."""
+        """Make ready: the sub-model is loaded, the optimiser remembers nothing."""
         slot.module.train()
-        torch._foreach_zero_(slot.velocity)
+        slot.memory.clear()
 
     def step(
         self,
@@ -133,7 +139,7 @@ class LocalSGD:
         value = self.objective(slot.scores(x), y, loss, held)
         gradients = list(torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
-            self.move(slot.parameters, gradients, slot.velocity, rate)
+            self.move(slot.parameters, gradients, slot.memory, rate)
         return value.detach()
 
     def objective(
@@ -142,20 +148,14 @@ class LocalSGD:
         """What a step makes smaller."""
         return loss(scores if held is None else masked(scores, held, self.mask), y)
 
-    def move(
-        self, parameters: list[Tensor], gradients: list[Tensor], velocity: list[Tensor], rate: float | Tensor
-    ) -> None:
-        """Change parameters and velocity in place, by gradients that are used up."""
+    def move(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: float | Tensor) -> None:
+        """Change parameters and the optimiser's memory in place, by gradients that are used up."""
         if self.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
         if self.weight_decay:
             torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
-        if self.momentum:
-            torch._foreach_mul_(velocity, self.momentum)
-            torch._foreach_add_(velocity, gradients)
-            gradients = velocity
-        if isinstance(rate, Tensor):
-            torch._foreach_sub_(parameters, torch._foreach_mul(gradients, rate))
+        if self.optimizer == "adam":
+            adam(parameters, gradients, memory, rate)
         else:
-            torch._foreach_add_(parameters, gradients, alpha=-rate)
+            sgd(parameters, gradients, memory, rate, self.momentum)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedrolex.client import LocalSGD
+from fedrolex.client import LocalTraining
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.windows import Window
 from fedrolex.tasks.task import Task
@@ -53,7 +53,7 @@ class RoundPlan:
     axes: Axes
     state: Mapping[str, Tensor]
     task: Task
-    client: LocalSGD
+    client: LocalTraining
     jobs: Sequence[Job]
     deadline: float | None = None
     tell_labels: bool = False

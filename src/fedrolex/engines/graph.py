@@ -21,6 +21,7 @@ from torch.func import functional_call, grad_and_value
 from fedrolex.client import Precision, Slot, in_precision
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.loop import Loop, random_draws, why_failed
+from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples
 
@@ -173,7 +174,7 @@ class Graph:
             if whole is None:
                 loss = work.step(lane.slot, x, y, task.loss, lane.rate, held)
             else:
-                loss = whole(lane.slot.parameters, lane.slot.velocity, x, y, lane.rate, held)
+                loss = whole(lane.slot.parameters, lane.slot.memory, x, y, lane.rate, held)
             lane.total.add_(loss)
             lane.counter.add_(1)
 
@@ -206,7 +207,7 @@ class Graph:
         names = [name for name, p in module.named_parameters() if p.requires_grad]
 
         def step(
-            parameters: list[Tensor], velocity: list[Tensor], x: Tensor, y: Tensor, rate: Tensor, held: Tensor | None
+            parameters: list[Tensor], memory: Memory, x: Tensor, y: Tensor, rate: Tensor, held: Tensor | None
         ) -> Tensor:
             def objective(values: list[Tensor]) -> Tensor:
                 known = dict(zip(names, values, strict=True))
@@ -215,7 +216,7 @@ class Graph:
 
             gradients, loss = grad_and_value(objective)([p.detach() for p in parameters])
             with torch.no_grad():
-                work.move(parameters, list(gradients), velocity, rate)
+                work.move(parameters, list(gradients), memory, rate)
             value: Tensor = loss.detach()
             return value
 

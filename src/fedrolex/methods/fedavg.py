@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from fedrolex.client import LocalSGD
+from fedrolex.client import LocalTraining
 from fedrolex.methods.method import Method, Weighting
 from fedrolex.slicing.schemes import Static
 from fedrolex.slicing.windows import Rounding, exact
 
 
 def fedavg(
-    client: LocalSGD,
+    client: LocalTraining,
     *,
     width: Fraction | str = "1",
     able_only: bool = False,

@@ -7,14 +7,14 @@ server averages each position over the clients that held it and keeps the rest.
 
 from __future__ import annotations
 
-from fedrolex.client import LocalSGD
+from fedrolex.client import LocalTraining
 from fedrolex.methods.method import Method
 from fedrolex.slicing.schemes import Offset, Rolling
 from fedrolex.slicing.windows import Rounding
 
 
 def fedrolex(
-    client: LocalSGD, *, overlap: str | float = 1, offset: Offset | None = None, rounding: Rounding = "floor"
+    client: LocalTraining, *, overlap: str | float = 1, offset: Offset | None = None, rounding: Rounding = "floor"
 ) -> Method:
     """The paper's method; ``overlap`` and ``offset`` are its (and our) variants of the roll."""
     return Method(name="fedrolex", scheme=Rolling(overlap=overlap, offset=offset, rounding=rounding), client=client)

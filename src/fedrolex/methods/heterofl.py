@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedrolex.client import LocalSGD
+from fedrolex.client import LocalTraining
 from fedrolex.methods.fedrolex import fedrolex
 from fedrolex.methods.method import Method
 from fedrolex.slicing.schemes import Static
 from fedrolex.slicing.windows import Rounding
 
 
-def heterofl(client: LocalSGD, *, rounding: Rounding = "floor") -> Method:
+def heterofl(client: LocalTraining, *, rounding: Rounding = "floor") -> Method:
     """Static windows, averaged over the clients that hold a position."""
     return replace(fedrolex(client), name="heterofl", scheme=Static(rounding=rounding))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from fedrolex.client import LocalSGD
+from fedrolex.client import LocalTraining
 from fedrolex.slicing.fold import Normaliser
 from fedrolex.slicing.schemes import Scheme
 
@@ -32,7 +32,7 @@ class Method:
 
     name: str
     scheme: Scheme
-    client: LocalSGD
+    client: LocalTraining
     weighting: Weighting = "uniform"
     normaliser: Normaliser = "per_position"
     width: Fraction | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fedrolex.client import LocalSGD
+from fedrolex.client import LocalTraining
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method, fed_dropout, fedavg, fedrolex, heterofl
@@ -140,14 +140,14 @@ class MethodRecipe:
         exact(self.width)
         Rolling(overlap=self.overlap)
 
-    def build(self, client: LocalSGD, cohort: int, server: int, seed: int) -> Method:
+    def build(self, client: LocalTraining, cohort: int, server: int, seed: int) -> Method:
         """The method."""
         weighting: Any = self.weighting
         norms: Any = self.norms
         made = self._method(client, cohort, server, seed)
         return replace(made, weighting=weighting, norms=norms, rows=self.rows)
 
-    def _method(self, client: LocalSGD, cohort: int, server: int, seed: int) -> Method:
+    def _method(self, client: LocalTraining, cohort: int, server: int, seed: int) -> Method:
         rounding: Any = self.rounding
         match self.name:
             case "fedrolex":
@@ -163,10 +163,11 @@ class MethodRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRecipe:
-    """What a client does; see :class:`fedrolex.client.LocalSGD`."""
+    """What a client does; see :class:`fedrolex.client.LocalTraining`."""
 
     epochs: int = 1
     batch: int = 16
+    optimizer: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -175,9 +176,9 @@ class ClientRecipe:
     decay: float = 0.1
     mask: str = "none"
 
-    def build(self) -> LocalSGD:
+    def build(self) -> LocalTraining:
         """The client's work."""
-        return LocalSGD(**asdict(self))
+        return LocalTraining(**asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,68 @@
+"""The optimiser's step, in place on lists of tensors: nothing is read back, so it can be captured and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+@dataclass
+class Memory:
+    """What an optimiser remembers from step to step.
+
+    Attributes:
+        first: velocity (SGD) or mean gradient (Adam), one for each parameter.
+        second: mean squared gradient (Adam).
+        count: steps done, a number on the device.
+    """
+
+    first: list[Tensor]
+    second: list[Tensor]
+    count: Tensor
+
+    @staticmethod
+    def of(parameters: Sequence[Tensor]) -> Memory:
+        """Empty, for these parameters."""
+        zeros = [torch.zeros_like(p) for p in parameters]
+        count = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)
+        return Memory(zeros, [torch.zeros_like(p) for p in parameters], count)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        torch._foreach_zero_(self.first)
+        torch._foreach_zero_(self.second)
+        self.count.zero_()
+
+
+def sgd(
+    parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: float | Tensor, momentum: float
+) -> None:
+    """Stochastic gradient descent with momentum; gradients are used up."""
+    if momentum:
+        torch._foreach_mul_(memory.first, momentum)
+        torch._foreach_add_(memory.first, gradients)
+        gradients = memory.first
+    if isinstance(rate, Tensor):
+        torch._foreach_sub_(parameters, torch._foreach_mul(gradients, rate))
+    else:
+        torch._foreach_add_(parameters, gradients, alpha=-rate)
+
+
+def adam(parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: float | Tensor) -> None:
+    """Adam (Kingma and Ba, 2015) with its usual constants."""
+    memory.count.add_(1)
+    torch._foreach_lerp_(memory.first, gradients, 1 - BETA1)
+    torch._foreach_mul_(memory.second, BETA2)
+    torch._foreach_addcmul_(memory.second, gradients, gradients, 1 - BETA2)
+    dtype = parameters[0].dtype
+    size = torch._foreach_sqrt(memory.second)
+    torch._foreach_div_(size, (1 - BETA2**memory.count).sqrt().to(dtype))
+    torch._foreach_add_(size, EPSILON)
+    change = torch._foreach_div(memory.first, size)
+    torch._foreach_mul_(change, (rate / (1 - BETA1**memory.count)).to(dtype))
+    torch._foreach_sub_(parameters, change)
