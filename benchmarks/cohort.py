@@ -1,10 +1,11 @@
-"""One round of the paper's cohort on ``loop`` and on ``graph``, in turn, on the same machine at the same precision.
+"""One round of the paper's cohort on several engines, in turn, on the same machine at the same precision.
 
 Ten clients, two of each capacity from 1 to 1/16, 500 CIFAR-shaped images each, PreResNet18, batch 10 with SGD
 (momentum, clipping, label masks: the paper's settings). Images are random: the time of a step does not depend
 on them. Time is split into training the cohort, and the rest of a round (averaging, checks, drift).
 
     python benchmarks/cohort.py --device cuda [--precision bf16] [--compiled] [--rounds 5]
+    python benchmarks/cohort.py --device cpu --precision fp32 --engines loop stack --clients 50 --mix income --images 50
 
 Ends with one JSON object.
 """
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from fedrolex import Classification, Examples, Recipe
-from fedrolex.engines import Engine, Graph, Loop
+from fedrolex.engines import Engine, Graph, Loop, Stack
 from fedrolex.models import preresnet18
 from fedrolex.runs import Training, prepare
 from fedrolex.tasks.partition import Partition
@@ -31,17 +32,18 @@ FLOOR = 0.93  # milliseconds of a cohort step where batch size costs nothing: te
 
 
 def paper_cohort(recipe: Recipe, images: int, width: int) -> Training:
-    """Ten clients, two of each capacity, all in every round."""
+    """All clients of the fleet, with as many images each, in every round."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (10 * images, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    y = torch.arange(10 * images) % 2 + torch.arange(10 * images) // images % 9
+    clients = recipe.fleet.clients or 10
+    x = torch.randint(0, 256, (clients * images, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    y = torch.arange(clients * images) % 2 + torch.arange(clients * images) // images % 9
     data = Examples(x, y)
     task = Classification(
         "random",
         lambda scale: preresnet18(width=width * scale),
         data,
         data.rows(torch.arange(100)),
-        Partition.of(range(i * images, (i + 1) * images) for i in range(10)),
+        Partition.of(range(i * images, (i + 1) * images) for i in range(clients)),
         pixels=Pixels.of((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), 4, True),
         classes=10,
     )
@@ -103,19 +105,23 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=10)
-    parser.add_argument("--no-loop", action="store_true", help="leave the reference out")
+    parser.add_argument("--engines", nargs="+", default=["loop", "graph"], choices=["loop", "stack", "graph"])
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--mix", default="uniform", help="of capacities, as in recipes")
     options = parser.parse_args()
     settings = [
-        f"precision={options.precision}", f"client.batch={options.batch}", "fleet.clients=10", "fleet.cohort=10",
+        f"precision={options.precision}", f"client.batch={options.batch}", f"fleet.clients={options.clients}",
+        f"fleet.cohort={options.clients}", f"fleet.capacities={options.mix}",
         "client.lr=0.02", "client.weight_decay=5e-4", "client.clip=1.0", "client.mask=zero", "method.rows=true",
     ]  # fmt: skip
     recipe = Recipe(device=options.device).with_settings(settings)
-    engines: dict[str, Callable[[Training], Engine]] = {
-        "loop": lambda made: Loop(made.model, precision=recipe.precision),  # type: ignore[arg-type]
-        "graph": lambda made: Graph(made.model, precision=recipe.precision, compiled=options.compiled),  # type: ignore[arg-type]
+    precision: Any = options.precision
+    known: dict[str, Callable[[Training], Engine]] = {
+        "loop": lambda made: Loop(made.model, precision=precision),
+        "stack": lambda made: Stack(made.model, precision=precision),
+        "graph": lambda made: Graph(made.model, precision=precision, compiled=options.compiled),
     }
-    if options.no_loop:
-        del engines["loop"]
+    engines = {name: known[name] for name in options.engines}
     steps = -(-options.images // options.batch)
     figures: dict[str, Any] = {"precision": options.precision, "batch": options.batch, "compiled": options.compiled}
     for name, make in engines.items():
@@ -124,7 +130,7 @@ def main() -> None:
         start = time.perf_counter()
         timed(made, 1)
         figures[f"{name}_first_round_seconds"] = round(time.perf_counter() - start, 2)
-        train, rest = timed(made, options.rounds if name == "graph" else max(2, options.rounds // 3))
+        train, rest = timed(made, options.rounds if name != "loop" else max(2, options.rounds // 3))
         both = [a + b for a, b in zip(train, rest, strict=True)]
         figures[f"{name}_round_ms"] = round(1000 * statistics.median(both), 1)
         figures[f"{name}_train_ms"] = round(1000 * statistics.median(train), 1)
@@ -137,9 +143,11 @@ def main() -> None:
         if torch.cuda.is_available():
             figures[f"{name}_peak_mib"] = torch.cuda.max_memory_allocated() // 2**20
             torch.cuda.reset_peak_memory_stats()
-    if "loop" in engines:
-        figures["graph_speedup"] = round(figures["loop_round_ms"] / figures["graph_round_ms"], 2)
-    figures["floor_ratio"] = round(figures["graph_step_ms"] / FLOOR, 2)
+    for name in engines:
+        if name != "loop" and "loop" in engines:
+            figures[f"{name}_speedup"] = round(figures["loop_round_ms"] / figures[f"{name}_round_ms"], 2)
+    if "graph" in engines and options.mix == "uniform" and options.clients == 10:
+        figures["floor_ratio"] = round(figures["graph_step_ms"] / FLOOR, 2)
     print(json.dumps(figures))
 
 

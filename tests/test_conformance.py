@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex import Recipe
-from fedrolex.engines import Engine, Graph, Loop
+from fedrolex.engines import Engine, Graph, Loop, Stack
 from fedrolex.engines.precision import deterministic
 from fedrolex.runs import Training, prepare
 
@@ -18,6 +18,7 @@ CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available
 ENGINES: dict[str, Callable[[nn.Module], Engine]] = {
     "graph": Graph,
     "graph in waves": lambda model: Graph(model, most=2),
+    "stack": Stack,
 }
 METHODS = {
     "fedrolex": ["method=fedrolex"],
@@ -59,6 +60,7 @@ def changes(made: Training, rounds: int = 1) -> dict[str, Tensor]:
     for _ in range(rounds):
         row = made.run_round()
         assert row["dropped"] == {}
+        assert row["clients"] == len(made.fleet.members(made.round - 1))
     return {name: made.state[name] - before[name] for name in before}
 
 
@@ -75,6 +77,17 @@ def alike(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) ->
 def test_the_update_of_a_round_is_the_same(method: str, engine: str, device: str) -> None:
     wanted = changes(training(device, "loop", METHODS[method]))
     alike(wanted, changes(training(device, engine, METHODS[method])), 1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_of_one_size_are_really_stacked(method: str) -> None:
+    """With as many examples each, nothing is left to the loop, and the updates are the same."""
+    settings = [*METHODS[method], "task.partition=iid", "task.limit=400", "client.batch=16"]
+    made = training("cpu", "stack", settings)
+    assert isinstance(made.engine, Stack)
+    made.engine.loop.run = lambda plan: iter(())  # type: ignore[method-assign]
+    alike(changes(training("cpu", "loop", settings)), changes(made), 1e-3)
+    assert made.round == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

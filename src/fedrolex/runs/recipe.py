@@ -23,7 +23,7 @@ from fedrolex.slicing.windows import exact
 FORMAT = 1
 METHODS = ("fedrolex", "heterofl", "fed_dropout", "fedavg")
 TASKS = ("images", "words")
-ENGINES = ("loop", "graph")
+ENGINES = ("loop", "stack", "graph")
 LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
 INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")
 
@@ -227,8 +227,8 @@ class Recipe:
         quorum: fewest good updates that make a round count.
         deadline: seconds a client may take, or null.
         compare: also train what the same fleet could do without partial training.
-        engine: how client work runs: ``loop``, one client after the other, or ``graph``, the cohort side by side
-            on a GPU.
+        engine: how client work runs: ``loop``, one client after the other; ``stack``, clients of the same widths and
+            number of examples together; ``graph``, the cohort side by side on a GPU.
         precision: of client work: ``fp32``, ``tf32``, ``bf16``.
         compiled: whether ``graph`` compiles sub-models first: minutes at the start, faster rounds.
         device: ``cpu``, ``cuda``, or ``auto``.

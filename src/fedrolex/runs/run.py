@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedrolex.client import Mask
 from fedrolex.data.where import data_folder
-from fedrolex.engines import Engine, Graph, Loop
+from fedrolex.engines import Engine, Graph, Loop, Stack
 from fedrolex.engines.precision import use_tf32
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
@@ -91,6 +91,8 @@ def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engin
         use_tf32(precision != "fp32")
     if recipe.engine == "loop":
         return Loop(model, precision=precision)
+    if recipe.engine == "stack":
+        return Stack(model, precision=precision)
     if device.type != "cuda":
         raise FedrolexError("engine graph needs a CUDA device: use engine loop on a CPU")
     return Graph(model, precision=precision, compiled=recipe.compiled)
