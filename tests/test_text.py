@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
@@ -17,11 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from example_writer import example
+from told import told
 
-from fedrolex import FedrolexError
-from fedrolex.data.example_proto import bytes_features
 from fedrolex.data.jsonl import _line_bounds
 from fedrolex.data.sqlite import SqliteUsers
 from fedrolex.data.users import TextUsers, open_users
@@ -34,30 +31,6 @@ NUMBERS = {"ann": [[1, 2, 3, 4], [5, 5]], "bob": [[2, 2]], "zoë": [[1, 5, 4]]}
 
 
 # --- writers ---
-
-
-def block(field: int, content: bytes) -> bytes:
-    size, head = len(content), bytearray([field << 3 | 2])
-    while size > 127:
-        head.append(size & 127 | 128)
-        size >>= 7
-    return bytes(head) + bytes([size]) + content
-
-
-def feature(name: str, value: bytes) -> bytes:
-    """An entry of the map of features; ``value`` is a Feature."""
-    return block(1, block(1, name.encode()) + block(2, value))
-
-
-def example(tokens: str) -> bytes:
-    """A tf.train.Example with all the fields Stack Overflow has."""
-    fields = [
-        feature("creation_date", block(1, block(1, b"2010-01-01 00:00:00 utc"))),
-        feature("score", block(3, block(1, b"\xac\x02"))),
-        feature("tokens", block(1, block(1, tokens.encode()))),
-        feature("title", block(1, block(1, b"t" * 300))),
-    ]
-    return block(1, b"".join(fields))
 
 
 def write_jsonl(path: Path, users: dict[str, list[str]]) -> Path:
@@ -123,13 +96,6 @@ def write(layout: str, folder: Path) -> Path:
 LAYOUTS = ["jsonl", "npz", "packed npz", "hdf5", "fixed hdf5", "sqlite"]
 
 
-def said(action: Callable[[], object]) -> str:
-    with pytest.raises(FedrolexError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 # --- words and rows ---
 
 
@@ -151,7 +117,7 @@ def test_a_list_of_words_may_have_counts(tmp_path: Path) -> None:
     assert Vocabulary.read(path, 3).words == ("the", "b\u00a0b", ".")
     path.write_text("the\r\ncat\r\n")
     assert Vocabulary.read(path, 2).words == ("the", "cat")
-    assert "has 2 words, 3 are asked for" in said(lambda: Vocabulary.read(path, 3))
+    assert "has 2 words, 3 are asked for" in told(lambda: Vocabulary.read(path, 3))
     for text, says in [
         ("the 3\ncat 4\n", "line 2: the counts rise"),
         ("the\n\ncat\n", "line 2: '\\n' is not a word"),
@@ -160,12 +126,12 @@ def test_a_list_of_words_may_have_counts(tmp_path: Path) -> None:
         ("the\nthe\n", "the word 'the' is in the vocabulary twice"),
     ]:
         path.write_text(text)
-        assert says in said(lambda: Vocabulary.read(path, 2))
+        assert says in told(lambda: Vocabulary.read(path, 2))
     path.write_bytes(b"\xff\xfe")
-    assert "cannot be read" in said(lambda: Vocabulary.read(path, 2))
-    assert "cannot be read" in said(lambda: Vocabulary.read(tmp_path / "none", 2))
-    assert "a vocabulary of 0 words" in said(lambda: Vocabulary.read(path, 0))
-    assert "at least one word" in said(lambda: Vocabulary.count([], 5))
+    assert "cannot be read" in told(lambda: Vocabulary.read(path, 2))
+    assert "cannot be read" in told(lambda: Vocabulary.read(tmp_path / "none", 2))
+    assert "a vocabulary of 0 words" in told(lambda: Vocabulary.read(path, 0))
+    assert "at least one word" in told(lambda: Vocabulary.count([], 5))
 
 
 def test_raw_text_is_lowered_and_its_punctuation_split_off() -> None:
@@ -198,7 +164,7 @@ def test_a_sentence_ends_only_where_there_is_room(words: int, ends: bool) -> Non
 def test_encoding_nothing_and_wrongly() -> None:
     x, y = encode([], ABC)
     assert x.shape == y.shape == (0, 20)
-    assert "sentences of 0 words" in said(lambda: encode([], ABC, length=0))
+    assert "sentences of 0 words" in told(lambda: encode([], ABC, length=0))
 
 
 def test_encoding_is_quick() -> None:
@@ -230,8 +196,8 @@ def test_every_layout_gives_the_same(layout: str, tmp_path: Path) -> None:
     else:
         assert users.vocabulary(3).words == WORDS[:3], "its own list"
     for user in (-1, 3):
-        assert f"user {user} is asked for: there are 0 to 2" in said(lambda user=user: users.name(user))  # type: ignore[misc]
-        assert "there are 0 to 2" in said(lambda user=user: users.sentences(user, ABC))  # type: ignore[misc]
+        assert f"user {user} is asked for: there are 0 to 2" in told(lambda user=user: users.name(user))  # type: ignore[misc]
+        assert "there are 0 to 2" in told(lambda user=user: users.sentences(user, ABC))  # type: ignore[misc]
 
 
 def _bob(users: Any) -> Any:
@@ -255,7 +221,7 @@ def test_an_sqlite_file_has_splits(tmp_path: Path) -> None:
     users = open_users(path, "test")
     assert [users.name(user) for user in range(len(users))] == ["bob"]
     assert _bob_of(users) == [[3]]
-    assert "has no split 'heldout': it has test, train" in said(lambda: open_users(path, "heldout"))
+    assert "has no split 'heldout': it has test, train" in told(lambda: open_users(path, "heldout"))
 
 
 def _bob_of(users: Any) -> Any:
@@ -266,10 +232,10 @@ def _bob_of(users: Any) -> Any:
 def test_other_files_are_one_split(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"users_test.{suffix}"
     path.write_bytes(b"x")
-    assert "has no split 'train': it is test and nothing else" in said(lambda: open_users(path))
+    assert "has no split 'train': it is test and nothing else" in told(lambda: open_users(path))
     path = path.rename(tmp_path / f"users.{suffix}")
-    assert "has no split 'test': it is train and nothing else" in said(lambda: open_users(path, "test"))
-    assert "has no split 'dev'" in said(lambda: open_users(path, "dev"))
+    assert "has no split 'test': it is train and nothing else" in told(lambda: open_users(path, "test"))
+    assert "has no split 'dev'" in told(lambda: open_users(path, "dev"))
     if suffix == "jsonl":
         assert len(open_users(path)) == 1, "lines are counted, not parsed"
 
@@ -286,7 +252,7 @@ def test_lines_are_found_across_chunks(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_file_of_blank_lines_has_no_users(tmp_path: Path) -> None:
     path = tmp_path / "users.jsonl"
     path.write_text("\n \n")
-    assert "has no users" in said(lambda: open_users(path))
+    assert "has no users" in told(lambda: open_users(path))
 
 
 def test_a_large_sqlite_file_must_have_an_index(tmp_path: Path) -> None:
@@ -296,7 +262,7 @@ def test_a_large_sqlite_file_must_have_an_index(tmp_path: Path) -> None:
     wrong = "CREATE INDEX w ON examples (split_name)"
     for name, statements in {"b": [], "c": [wrong]}.items():
         path = write_sqlite(tmp_path / f"{name}.db", TEXT, many.format(9_998), *statements)
-        says = said(lambda path=path: open_users(path))  # type: ignore[misc]
+        says = told(lambda path=path: open_users(path))  # type: ignore[misc]
         assert "has 10001 users and no index" in says
     index = says[says.index("CREATE INDEX") :]
     for name, statement in {"d": index, "e": "CREATE INDEX i ON examples (client_id)"}.items():
@@ -310,22 +276,22 @@ def test_a_large_sqlite_file_must_have_an_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["jsonl", "npz", "h5", "sqlite", "db"])
 def test_missing_empty_and_damaged_files(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"users.{suffix}"
-    assert "is not there" in said(lambda: open_users(path))
+    assert "is not there" in told(lambda: open_users(path))
     path.mkdir()
-    assert "is a folder" in said(lambda: open_users(path))
+    assert "is a folder" in told(lambda: open_users(path))
     path.rmdir()
     path.write_bytes(b"")
-    assert "is empty" in said(lambda: open_users(path))
+    assert "is empty" in told(lambda: open_users(path))
     if suffix == "h5":
         pytest.importorskip("h5py", reason="HDF5 files need h5py")
     path.write_bytes(b"\x00rubbish\xff" * 500)
-    assert str(path) in said(lambda: open_users(path).sentences(0, ABC))
+    assert str(path) in told(lambda: open_users(path).sentences(0, ABC))
 
 
 def test_a_layout_nobody_knows(tmp_path: Path) -> None:
     path = tmp_path / "users.csv"
     path.write_text("x")
-    assert "files .csv cannot be read: give .jsonl, .npz, .h5 or .sqlite" in said(lambda: open_users(path))
+    assert "files .csv cannot be read: give .jsonl, .npz, .h5 or .sqlite" in told(lambda: open_users(path))
 
 
 def test_users_without_sentences(tmp_path: Path) -> None:
@@ -338,7 +304,7 @@ def test_users_without_sentences(tmp_path: Path) -> None:
     ]
     for path in files:
         users = open_users(path)
-        assert f"user {users.name(1)} has no sentences" in said(lambda users=users: users.sentences(1, ABC))  # type: ignore[misc]
+        assert f"user {users.name(1)} has no sentences" in told(lambda users=users: users.sentences(1, ABC))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -360,8 +326,8 @@ def test_a_line_that_is_not_a_user(line: bytes, says: str, tmp_path: Path) -> No
     path.write_bytes(b'{"user": "ann", "sentences": ["Cat!"]}\n' + line + b"\n")
     users = open_users(path)
     assert [s.tolist() for s in users.sentences(0, ABC)] == [[2, 5]]
-    assert says in said(lambda: users.sentences(1, ABC))
-    assert says in said(lambda: users.name(1))
+    assert says in told(lambda: users.sentences(1, ABC))
+    assert says in told(lambda: users.name(1))
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -388,20 +354,20 @@ def test_a_line_that_is_not_a_user(line: bytes, says: str, tmp_path: Path) -> No
 )
 def test_arrays_that_do_not_fit(changed: dict[str, Any], says: str, save: Any, tmp_path: Path) -> None:
     path = write_npz(tmp_path / "users.npz", save, **changed)
-    assert says in said(lambda: open_users(path).sentences(0, ABC))
+    assert says in told(lambda: open_users(path).sentences(0, ABC))
 
 
 def test_numbers_need_their_own_vocabulary(tmp_path: Path) -> None:
     users = open_users(write_npz(tmp_path / "users.npz"))
     for words in [("cat", "the"), (*WORDS, "more")]:
-        assert "use its own vocabulary" in said(lambda words=words: users.sentences(0, Vocabulary(words)))  # type: ignore[misc]
-    assert "give 1 to 4" in said(lambda: users.vocabulary(5))
+        assert "use its own vocabulary" in told(lambda words=words: users.sentences(0, Vocabulary(words)))  # type: ignore[misc]
+    assert "give 1 to 4" in told(lambda: users.vocabulary(5))
 
 
 def test_a_cut_archive(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "users.npz")
     path.write_bytes(path.read_bytes()[:-200])
-    assert "cannot be read as a NumPy archive" in said(lambda: open_users(path))
+    assert "cannot be read as a NumPy archive" in told(lambda: open_users(path))
 
 
 def test_hdf5_files_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,13 +375,13 @@ def test_hdf5_files_of_something_else(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "users.h5"
     with h5py.File(path, "w") as file:
         file["other"] = 1
-    assert "has no group 'examples'" in said(lambda: open_users(path))
+    assert "has no group 'examples'" in told(lambda: open_users(path))
     with h5py.File(path, "w") as file:
         file["examples"] = 1
-    assert "has no group 'examples'" in said(lambda: open_users(path))
+    assert "has no group 'examples'" in told(lambda: open_users(path))
     with h5py.File(path, "w") as file:
         file.create_group("examples")
-    assert "has no users" in said(lambda: open_users(path))
+    assert "has no users" in told(lambda: open_users(path))
     with h5py.File(path, "w") as file:
         file.create_group("examples/a/tokens")
         file["examples/b/tokens"] = [1, 2]
@@ -428,13 +394,13 @@ def test_hdf5_files_of_something_else(tmp_path: Path, monkeypatch: pytest.Monkey
         file.create_dataset("examples/g/tokens", (1,), h5py.vlen_dtype(np.int64))
     users = open_users(path)
     for user, name in enumerate("abcdefghi"):
-        assert f"user {name}" in said(lambda user=user: users.sentences(user, ABC))  # type: ignore[misc]
+        assert f"user {name}" in told(lambda user=user: users.sentences(user, ABC))  # type: ignore[misc]
 
     def missing(name: str) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr("fedrolex.data.hdf5.import_module", missing)
-    assert "pip install h5py" in said(lambda: open_users(path))
+    assert "pip install h5py" in told(lambda: open_users(path))
 
 
 @pytest.mark.parametrize(
@@ -453,7 +419,7 @@ def test_hdf5_files_of_something_else(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_sqlite_files_of_something_else(statement: str, says: str, tmp_path: Path) -> None:
     path = write_sqlite(tmp_path / "users.sqlite", TEXT, statement)
-    assert says in said(lambda: open_users(path).sentences(0, ABC))
+    assert says in told(lambda: open_users(path).sentences(0, ABC))
 
 
 def test_an_sqlite_file_is_never_written(tmp_path: Path) -> None:
@@ -468,76 +434,9 @@ def test_an_sqlite_file_is_never_written(tmp_path: Path) -> None:
         with users._connect() as connection:
             connection.execute("DELETE FROM examples")
 
-    assert "readonly" in said(vandalise)
+    assert "readonly" in told(vandalise)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-# --- tf.train.Example ---
-
-
-def test_an_example_is_read() -> None:
-    found = bytes_features(example("the cat"))
-    assert found == {"creation_date": [b"2010-01-01 00:00:00 utc"], "tokens": [b"the cat"], "title": [b"t" * 300]}
-    assert bytes_features(b"") == {}
-
-
-def test_what_the_format_allows_besides() -> None:
-    a, b = block(1, b"a"), block(1, b"b")
-    assert bytes_features(block(1, feature("x", block(1, a + b) + block(1, a)))) == {"x": [b"a", b"b", b"a"]}
-    assert bytes_features(block(1, feature("x", block(1, a))) + block(1, feature("y", block(1, b"")))) == {
-        "x": [b"a"],
-        "y": [],
-    }
-    assert bytes_features(block(1, feature("x", block(1, a)) + feature("x", block(1, b)))) == {"x": [b"b"]}, "last wins"
-    assert bytes_features(block(1, feature("x", block(1, a) + block(3, b"")))) == {}, "the last kind counts"
-    unknown = b"\x48\x01" + b"\x51" + bytes(8) + b"\x55" + bytes(4) + block(9, b"?")
-    assert bytes_features(unknown + block(1, unknown + feature("x", block(1, a + unknown)))) == {"x": [b"a"]}
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"\x0a", "a number without end"),
-        (b"\x0a\x05abc", "an end in the middle of a field"),
-        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "an end in the middle of a field"),
-        (b"\xff" * 11, "a number without end"),
-        (b"\x80" * 10 + b"\x08", "a number without end"),
-        (b"\x08\x01", "a number in the place of a block"),
-        (b"\x02\x00", "field number 0"),
-        (b"\x0b", "wire type 3"),
-        (b"\x49" + bytes(7), "an end in the middle of a field"),
-        (block(1, block(1, block(1, b"\xff"))), "a name that is not UTF-8"),
-        (block(1, feature("x", block(1, b"\x0a\x02a"))), "an end in the middle of a field"),
-    ],
-)
-def test_malformed_examples(data: bytes, says: str) -> None:
-    assert said(lambda: bytes_features(data)) == f"not a tf.train.Example: {says}"
-
-
-def parses_or_says_why(data: bytes) -> None:
-    with contextlib.suppress(FedrolexError):
-        assert all(isinstance(name, str) for name in bytes_features(data))
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_parse_or_are_refused(data: bytes) -> None:
-    for whole in (data, block(1, data), block(1, block(1, data)), block(1, feature("x", data))):
-        parses_or_says_why(whole)
-
-
-@given(st.integers(0, 400), st.integers(0, 255), st.integers(0, 400))
-def test_any_damage_parses_or_is_refused(place: int, value: int, end: int) -> None:
-    data = bytearray(example("the cat sat"))
-    data[place % len(data)] = value
-    parses_or_says_why(bytes(data))
-    parses_or_says_why(bytes(data[: end % len(data)]))
-
-
-def test_every_cut_of_an_example_is_refused() -> None:
-    data = example("the cat sat")
-    for end in range(1, len(data)):
-        assert "not a tf.train.Example" in said(lambda end=end: bytes_features(data[:end]))  # type: ignore[misc]
 
 
 # --- real data ---

@@ -230,6 +230,8 @@ def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
     """A table of finished runs."""
     table = Table()
     shown = {key: heading for key, heading in ACCURACIES.items() if any(result.get(key) for result in results)}
+    if all(result.get("local_accuracy_masked") == result.get("local_accuracy") for result in results):
+        shown.pop("local_accuracy_masked", None)  # every client holds every class
     for heading in ("", "seed", *shown.values(), "sent", "of full-model training", "training seconds"):
         table.add_column(heading, justify="left" if not heading else "right")
     for result in results:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -182,28 +182,11 @@ class PreResNet(nn.Module):
         return Hints(name=names, factory=partial(PreResNet, self.plan))
 
 
-def preresnet18(
-    classes: int = 10,
-    channels: int = 3,
-    width: int = 64,
-    norm: Norm = "static",
-    scaler: bool = False,
-    size: int = 32,
-) -> PreResNet:
-    """The paper's model: 11,172,170 parameters with ten classes."""
-    return PreResNet(Plan(classes=classes, channels=channels, width=width, norm=norm, scaler=scaler, size=size))
+def preresnet18(classes: int = 10, **options: Any) -> PreResNet:
+    """The paper's model: 11,172,170 parameters with ten classes. ``options`` are those of :class:`Plan`."""
+    return PreResNet(Plan(classes=classes, **options))
 
 
-def preresnet34(
-    classes: int = 10,
-    channels: int = 3,
-    width: int = 64,
-    norm: Norm = "static",
-    scaler: bool = False,
-    size: int = 32,
-) -> PreResNet:
+def preresnet34(classes: int = 10, **options: Any) -> PreResNet:
     """The deeper variant, blocks 3, 4, 6, 3."""
-    blocks = (3, 4, 6, 3)
-    return PreResNet(
-        Plan(blocks=blocks, classes=classes, channels=channels, width=width, norm=norm, scaler=scaler, size=size)
-    )
+    return PreResNet(Plan(blocks=(3, 4, 6, 3), classes=classes, **options))

@@ -94,7 +94,7 @@ def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engin
     if recipe.engine == "stack":
         return Stack(model, precision=precision)
     if device.type != "cuda":
-        raise FedrolexError("engine graph needs a CUDA device: use engine loop on a CPU")
+        raise FedrolexError("engine graph needs a CUDA device: use loop or stack on a CPU")
     return Graph(model, precision=precision, compiled=recipe.compiled)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,8 +155,8 @@ class ImagesRecipe:
         if name == "convnet":
             return ConvNet(classes, channels, (size, size), (self.width or 32) * scale)
         make = preresnet18 if name == "preresnet18" else preresnet34
-        norm: Any = self.norm
-        return make(classes, channels, (self.width or 64) * scale, norm, self.scaler, size)
+        width = (self.width or 64) * scale
+        return make(classes, channels=channels, width=width, norm=self.norm, scaler=self.scaler, size=size)
 
     def make_model(self, scale: int = 1) -> nn.Module:
         """The server's model; needs no data, except for a folder of images."""

@@ -28,6 +28,16 @@ from fedrolex.tasks import Task
 
 
 @dataclass
+class Intake:
+    """What has come in of a round's answers."""
+
+    folds: Folds
+    drift: Drift
+    losses: list[float] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
 class Training:
     """Everything a run is made of, and where it stands.
 
@@ -76,17 +86,14 @@ class Training:
         """One round; returns its metrics. A round below the quorum is void, and the window still advances."""
         began = time.perf_counter()
         plan = self._plan()
-        losses: list[float] = []
-        failures: dict[str, str] = {}
         answers = self.engine.run(plan)
         first = next(answers, None)
-        together = self.engine.together
+        together = self.engine.together  # known once the engine has begun
         folds = Folds(self.axes, self.state, self.apart, self.method.normaliser, plan.jobs, together)
-        drift = Drift(self.axes, plan.state)
+        taken = Intake(folds, Drift(self.axes, plan.state))
         if first is not None:
-            every = chain([first], answers)
-            take = self._take_all if together else self._take_each
-            take(every, folds, drift, losses, failures)
+            (self._take_all if together else self._take_each)(chain([first], answers), taken)
+        losses, failures = taken.losses, taken.failures
         void = len(folds.clients) < self.quorum
         metrics: dict[str, Any] = {
             "round": self.round,
@@ -102,7 +109,7 @@ class Training:
             broken = not_finite(new)
             if broken is not None:
                 raise FedrolexError(f"round {self.round}: {broken} is no longer finite; lower the learning rate")
-            metrics["drift"] = drift.by_capacity(new)
+            metrics["drift"] = taken.drift.by_capacity(new)
         else:
             new = self.state
         metrics["seconds"] = time.perf_counter() - began
@@ -130,51 +137,37 @@ class Training:
             self.method.rows,
         )
 
-    def _take_each(
-        self,
-        answers: Iterable[Upload | Failure],
-        folds: Folds,
-        drift: Drift,
-        losses: list[float],
-        failures: dict[str, str],
-    ) -> None:
+    def _take_each(self, answers: Iterable[Upload | Failure], taken: Intake) -> None:
         """Fold answers in as they come."""
         for answer in answers:
             why = answer.why if isinstance(answer, Failure) else self._refused(answer)
             if isinstance(answer, Upload) and why is None:
                 try:
-                    folds.add(answer.job, answer.tensors, self._weight(answer), self._rows(answer))
+                    taken.folds.add(answer.job, answer.tensors, self._weight(answer), self._rows(answer))
                 except FedrolexError as error:
                     why = str(error)
             if why is not None:
-                folds.skip(answer.job)
-                failures[str(answer.job.client)] = why
+                taken.folds.skip(answer.job)
+                taken.failures[str(answer.job.client)] = why
             elif isinstance(answer, Upload):
-                drift.add(answer.job.client, answer.job.capacity, answer.tensors, answer.job.window)
-                losses.append(answer.loss)
+                taken.drift.add(answer.job.client, answer.job.capacity, answer.tensors, answer.job.window)
+                taken.losses.append(answer.loss)
 
-    def _take_all(
-        self,
-        answers: Iterable[Upload | Failure],
-        folds: Folds,
-        drift: Drift,
-        losses: list[float],
-        failures: dict[str, str],
-    ) -> None:
+    def _take_all(self, answers: Iterable[Upload | Failure], taken: Intake) -> None:
         """Fold answers in window by window."""
         groups: dict[tuple[object, ...], list[Upload]] = {}
         for answer in answers:
             why = answer.why if isinstance(answer, Failure) else self._refused(answer)
             if why is not None:
-                failures[str(answer.job.client)] = why
+                taken.failures[str(answer.job.client)] = why
             elif isinstance(answer, Upload):
                 groups.setdefault((answer.job.window, answer.job.capacity), []).append(answer)
-                losses.append(answer.loss)
+                taken.losses.append(answer.loss)
         for group in groups.values():
-            drift.add_all(group[0].job.capacity, [answer.tensors for answer in group], group[0].job.window)
+            taken.drift.add_all(group[0].job.capacity, [answer.tensors for answer in group], group[0].job.window)
             rows = None if self.label_axis is None else [self._rows(answer) or {} for answer in group]
             weights = [self._weight(answer) for answer in group]
-            folds.add_all([answer.job for answer in group], [answer.tensors for answer in group], weights, rows)
+            taken.folds.add_all([answer.job for answer in group], [answer.tensors for answer in group], weights, rows)
 
     def _refused(self, upload: Upload) -> str | None:
         """Why an upload is not taken, or None."""
