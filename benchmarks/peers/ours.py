@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ def training(work: Work) -> Training:
     examples = Examples(x, y)
     task = Classification(
         "cifar10-shaped",
-        lambda scale: build(work, scale),
+        partial(build, work),
         examples,
         examples.rows(torch.arange(min(100, len(y)))),  # nothing is evaluated
         Partition.of(range(*rows_of(work, user).indices(len(y))) for user in range(work.users)),
