@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -70,6 +70,7 @@ class Upload:
         loss: mean over its steps.
         steps: how many.
         labels: the classes it holds, where it was asked.
+        finite: whether all its values are, where the engine has looked.
     """
 
     job: Job
@@ -78,6 +79,15 @@ class Upload:
     loss: float
     steps: int
     labels: Sequence[int] | None = None
+    finite: bool | None = None
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The server's new tensors, and how far the clients of each capacity drifted (see :mod:`fedrolex.runs.drift`)."""
+
+    state: Mapping[str, Tensor]
+    drift: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -100,4 +110,16 @@ class Engine(Protocol):
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """One answer a job, in the order of the jobs."""
+        ...
+
+
+@runtime_checkable
+class Averaging(Engine, Protocol):
+    """An engine that can average a round's uploads where they lie."""
+
+    def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
+        """The selective average by position; classes count for clients that hold them where ``label_axis`` is given.
+
+        None where this round's uploads do not allow it.
+        """
         ...

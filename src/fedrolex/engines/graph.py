@@ -19,11 +19,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from fedrolex.client import Precision, Slot, in_precision
-from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
+from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
 from fedrolex.engines.loop import Loop, random_draws, why_failed
 from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples
+
+try:
+    from fedrolex.engines.ragged import Ragged
+except ImportError:  # no Triton on this machine
+    Ragged = None  # type: ignore[assignment,misc]
 
 WARM_UP = 3
 
@@ -79,6 +84,8 @@ class Graph:
         self.most = most
         self.loop = Loop(model, precision=precision)
         self.together = False
+        self._ragged = Ragged(model, precision) if Ragged is not None else None
+        self._at_rest: Ragged | None = None
         self._lanes: dict[tuple[object, ...], Lane] = {}
         self._steps: dict[tuple[torch.Size, ...], Callable[..., Tensor]] = {}
         if compiled:
@@ -90,8 +97,15 @@ class Graph:
         if plan.deadline is not None:
             yield from self.loop.run(plan)  # a captured step cannot be interrupted
             return
+        ragged = self._ragged if self._ragged is not None and self._ragged.takes(plan) else None
+        self._at_rest = ragged if self.together else None
         for start in range(0, len(plan.jobs), self.most):
-            yield from self._wave(plan, plan.jobs[start : start + self.most])
+            jobs = plan.jobs[start : start + self.most]
+            yield from self._wave(plan, jobs) if ragged is None else ragged.run(plan, jobs)
+
+    def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
+        """The selective average of this round's uploads, where one kernel can take it."""
+        return None if self._at_rest is None else self._at_rest.average(uploads, weights, label_axis)
 
     def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:
         failures: dict[int, Failure] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain
@@ -13,28 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.engines import Engine, Failure, Job, RoundPlan, Upload
+from fedrolex.engines import Engine, Job, RoundPlan
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
-from fedrolex.runs.apart import Apart, Folds
-from fedrolex.runs.drift import Drift
+from fedrolex.runs.apart import Apart
+from fedrolex.runs.intake import Intake, not_finite
 from fedrolex.runs.measure import Measure
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
-from fedrolex.slicing.fold import Rows
 from fedrolex.slicing.windows import WHOLE, Window
 from fedrolex.tasks import Task
-
-
-@dataclass
-class Intake:
-    """What has come in of a round's answers."""
-
-    folds: Folds
-    drift: Drift
-    losses: list[float] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,6 +61,7 @@ class Training:
         levels = self.fleet.levels if self.method.width is None else [self.method.width]
         self.apart = Apart.of(self.model, levels if self.method.norms == "per_capacity" else ())
         self.state = self.apart.added(self.state)
+        self._bytes_at: dict[tuple[int, ...], int] = {}
         self.label_axis = self._find_label_axis() if self.method.rows else None
 
     def _find_label_axis(self) -> str:
@@ -88,16 +78,13 @@ class Training:
         plan = self._plan()
         answers = self.engine.run(plan)
         first = next(answers, None)
-        together = self.engine.together  # known once the engine has begun
-        folds = Folds(self.axes, self.state, self.apart, self.method.normaliser, plan.jobs, together)
-        taken = Intake(folds, Drift(self.axes, plan.state))
-        if first is not None:
-            (self._take_all if together else self._take_each)(chain([first], answers), taken)
-        losses, failures = taken.losses, taken.failures
-        void = len(folds.clients) < self.quorum
+        intake = Intake(self, plan, together=self.engine.together)  # known once the engine has begun
+        intake.take(answers if first is None else chain([first], answers))
+        losses, failures = intake.losses, intake.failures
+        void = len(losses) < self.quorum
         metrics: dict[str, Any] = {
             "round": self.round,
-            "clients": len(folds.clients),
+            "clients": len(losses),
             "dropped": failures,
             "void": void,
             "train_loss": sum(losses) / len(losses) if losses else None,
@@ -105,11 +92,11 @@ class Training:
             "bytes_up": sum(self._bytes(job) for job in plan.jobs if str(job.client) not in failures),
         }
         if not void:
-            new = folds.average()
+            new, drift = intake.average()
             broken = not_finite(new)
             if broken is not None:
                 raise FedrolexError(f"round {self.round}: {broken} is no longer finite; lower the learning rate")
-            metrics["drift"] = taken.drift.by_capacity(new)
+            metrics["drift"] = drift
         else:
             new = self.state
         metrics["seconds"] = time.perf_counter() - began
@@ -137,59 +124,14 @@ class Training:
             self.method.rows,
         )
 
-    def _take_each(self, answers: Iterable[Upload | Failure], taken: Intake) -> None:
-        """Fold answers in as they come."""
-        for answer in answers:
-            why = answer.why if isinstance(answer, Failure) else self._refused(answer)
-            if isinstance(answer, Upload) and why is None:
-                try:
-                    taken.folds.add(answer.job, answer.tensors, self._weight(answer), self._rows(answer))
-                except FedrolexError as error:
-                    why = str(error)
-            if why is not None:
-                taken.folds.skip(answer.job)
-                taken.failures[str(answer.job.client)] = why
-            elif isinstance(answer, Upload):
-                taken.drift.add(answer.job.client, answer.job.capacity, answer.tensors, answer.job.window)
-                taken.losses.append(answer.loss)
-
-    def _take_all(self, answers: Iterable[Upload | Failure], taken: Intake) -> None:
-        """Fold answers in window by window."""
-        groups: dict[tuple[object, ...], list[Upload]] = {}
-        for answer in answers:
-            why = answer.why if isinstance(answer, Failure) else self._refused(answer)
-            if why is not None:
-                taken.failures[str(answer.job.client)] = why
-            elif isinstance(answer, Upload):
-                groups.setdefault((answer.job.window, answer.job.capacity), []).append(answer)
-                taken.losses.append(answer.loss)
-        for group in groups.values():
-            taken.drift.add_all(group[0].job.capacity, [answer.tensors for answer in group], group[0].job.window)
-            rows = None if self.label_axis is None else [self._rows(answer) or {} for answer in group]
-            weights = [self._weight(answer) for answer in group]
-            taken.folds.add_all([answer.job for answer in group], [answer.tensors for answer in group], weights, rows)
-
-    def _refused(self, upload: Upload) -> str | None:
-        """Why an upload is not taken, or None."""
-        broken = not_finite(upload.tensors)
-        if broken is None:
-            return None
-        return f"sent a value that is not finite ({broken}){self._batch_of_one(upload)}"
-
-    def _rows(self, upload: Upload) -> Rows | None:
-        return None if self.label_axis is None else {self.label_axis: upload.labels or ()}
-
-    def _batch_of_one(self, upload: Upload) -> str:
-        lonely = upload.examples % self.method.client.batch == 1 and any("running_var" in n for n in self.state)
-        return "; its last batch is one example, which batch norm cannot train on" if lonely else ""
-
-    def _weight(self, upload: Upload) -> float:
-        return float(upload.examples) if self.method.weighting == "samples" else 1.0
-
     def _bytes(self, job: Job) -> int:
         """What a client receives, and sends back: parameters and buffers in their own precision."""
-        shared = self.apart.shared(self.state)
-        return sum(prod(self.axes.region(n, job.window).shape) * t.element_size() for n, t in shared.items())
+        widths = self.axes.widths(job.window)
+        key = tuple(widths.values())
+        if key not in self._bytes_at:
+            shared = self.apart.shared(self.state)
+            self._bytes_at[key] = sum(prod(self.axes.shape(n, widths)) * t.element_size() for n, t in shared.items())
+        return self._bytes_at[key]
 
     def whole_bytes(self) -> int:
         """What a client of the full model would receive."""
@@ -239,18 +181,6 @@ class Training:
         device = next(iter(self.state.values())).device
         self.state = {name: tensors[name].to(device) for name in self.state}
         self.round = round
-
-
-def not_finite(tensors: Mapping[str, Any]) -> str | None:
-    """The first tensor with a value that is not finite, or None; the device is asked once if all is well."""
-    real = [t for t in tensors.values() if isinstance(t, Tensor) and t.is_floating_point() and not t.is_meta]
-    strided = [t for t in real if t.layout is torch.strided and t.numel()]
-    if len(strided) == len(real) and real:
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(strided)])
-        if bool(norms.isfinite().all()):
-            return None
-    suspects = (n for n, t in tensors.items() if isinstance(t, Tensor) and t.is_floating_point())
-    return next((n for n in suspects if not bool(tensors[n].isfinite().all())), None)
 
 
 def pick_device(name: str) -> torch.device:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import isqrt
 from typing import Literal
 
@@ -95,12 +95,17 @@ class Rolling(Scheme):
 
     def stride(self, axis: Axis, beta: Fraction) -> int:
         """How far the window advances in one round."""
-        return 1 + int(beta * (1 - Fraction(str(self.overlap))) * axis.size)
+        return _stride(axis.size, beta, str(self.overlap))
 
     def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Run:
         shift = 0 if self.offset is None else self.offset(axis, place, round, client)
         start = (round * self.stride(axis, beta) + shift) % axis.size
         return Run(start, self.width(axis, beta), axis.size)
+
+
+@lru_cache(maxsize=4096)
+def _stride(size: int, beta: Fraction, overlap: str) -> int:
+    return 1 + int(beta * (1 - Fraction(overlap)) * size)
 
 
 def spread(clients: int) -> Offset:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -196,6 +196,7 @@ def exact(value: Fraction | int | float | str) -> Fraction:
     return fraction
 
 
+@lru_cache(maxsize=4096)
 def width(size: int, beta: Fraction, rounding: Rounding = "floor") -> int:
     """How many of ``size`` indices a client of capacity ``beta`` holds: ⌊βK⌋ or ⌈βK⌉, never below 1."""
     exact = beta * size

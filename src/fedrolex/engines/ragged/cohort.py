@@ -1,0 +1,465 @@
+"""One training step of a whole cohort of PreResNets of different widths, a few kernel launches a layer.
+
+:mod:`.kernels` works through the clients' parts of common buffers whatever the widths. Products are taken in
+bfloat16, TensorFloat-32 or float32 and added up in float32; parameters, gradients and the optimiser's memory are
+float32.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from triton import AsyncCompileMode
+
+from fedrolex.client import LocalTraining, Precision
+from fedrolex.engines.ragged import kernels, tilings
+from fedrolex.engines.ragged.buffers import ALIGN, Parameters, Values, begins, padded
+from fedrolex.engines.ragged.tilings import Tiling, power
+from fedrolex.models.preresnet import PreResNet
+
+SIZE = 4096  # parameters a program of the optimiser
+MASKS = {"none": 0, "zero": 1, "neg_inf": 2}
+
+Launch = Callable[[], Any]
+
+
+def takes(model: nn.Module, loss: object) -> bool:
+    """Whether cohorts of a model can be trained by these kernels."""
+    return (
+        isinstance(model, PreResNet)
+        and model.plan.norm == "static"
+        and not model.plan.scaler
+        and model.plan.size % 8 == 0
+        and loss is nn.functional.cross_entropy
+        and all(p.requires_grad and p.dtype is torch.float32 for p in model.parameters())
+    )
+
+
+class Cohort:
+    """Clients that train together, each with its own number of images.
+
+    Args:
+        models: each client's sub-model, for its shapes.
+        work: what clients do.
+        room: images a client may have.
+        precision: of products.
+        device: where the kernels run.
+
+    Attributes:
+        parameters: of all clients.
+        x, y: inputs ``(clients, room, height, width, channels)`` and targets ``(clients, room)`` of an epoch.
+        sizes: images of each client, int32.
+        held: the classes of each client, int8 ``(clients, classes)``, for the loss's mask.
+        rate: learning rate.
+        counter: the next batch.
+        totals: sum of each client's losses.
+    """
+
+    def __init__(
+        self, models: Sequence[PreResNet], work: LocalTraining, *, room: int, precision: Precision, device: torch.device
+    ) -> None:
+        plan, clients = models[0].plan, len(models)
+        self.model, self.work, self.device, self.clients = models[0], work, device, clients
+        self.dots = "ieee" if precision == "fp32" else "tf32"
+        self.low = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.parameters = Parameters(models, self.low, 2 if work.optimizer == "adam" else 1, device)
+        shape = (plan.size, plan.size, padded(plan.channels))
+        self.x = torch.zeros(clients, padded(room, work.batch), *shape, dtype=self.low, device=device)
+        self.y = torch.zeros(clients, padded(room, work.batch), dtype=torch.int64, device=device)
+        self.sizes = torch.zeros(clients, dtype=torch.int32, device=device)
+        self.held = torch.ones(clients, plan.classes, dtype=torch.int8, device=device)
+        self.rate = torch.zeros((), device=device)
+        self.counter = torch.zeros((), dtype=torch.int64, device=device)
+        self.totals = torch.zeros(clients, device=device)
+        self._done = torch.zeros(clients, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(clients, dtype=torch.int32, device=device)
+        self._targets = torch.zeros(clients, work.batch, dtype=torch.int64, device=device)
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._compiling = False
+        self._parts_size = self._weight_parts_size = 0
+        self._split: dict[str, Parts] = {}
+        self._squares_used = [0] * clients
+        self._summed: set[str] = set()
+        self._images = self._values(plan.size, [shape[-1]] * clients)
+        self._forward, self._backward = self._program()
+        self._optimise = self._optimiser()
+        self._parts = torch.zeros(self._parts_size, device=device)
+        self._weight_parts = torch.zeros(max(1, self._weight_parts_size), device=device)
+
+    # --- training ---
+
+    def compile(self) -> None:
+        """Compile all kernels, several at a time, without running any."""
+        self._compiling = True
+        try:
+            with ThreadPoolExecutor(os.cpu_count()) as pool, AsyncCompileMode(pool):
+                for launch in (*self._forward, *(each for _, each in self._backward), *self._optimise):
+                    launch()
+        finally:
+            self._compiling = False
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: object, **constants: object) -> None:
+        if self._compiling:
+            kernel.warmup(*arguments, grid=grid, **constants)
+        else:
+            kernel[grid](*arguments, **constants)
+
+    def start(self, rate: float) -> None:
+        """A new round: parameters have been loaded, the optimiser remembers nothing."""
+        self.parameters.clear()
+        self.rate.fill_(rate)
+        self.totals.zero_()
+        self._done.zero_()
+
+    def step(self) -> None:
+        """The next batch of every client that has one."""
+        for launch in self._forward:
+            launch()
+        for beside, launch in self._backward:
+            if beside and self._beside is not None:
+                self._beside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self._beside):
+                    launch()
+            else:
+                launch()
+        if self._beside is not None:
+            torch.cuda.current_stream().wait_stream(self._beside)
+        for launch in self._optimise:
+            launch()
+        self.counter.add_(1)
+
+    # --- the program: launches of the way forward, and of the way back with whether they can run beside the others ---
+
+    def _program(self) -> tuple[list[Launch], list[tuple[bool, Launch]]]:
+        forward: list[Launch] = []
+        backward: list[list[tuple[bool, Launch]]] = []
+        images = self._images
+        x = self._values(images.side, self.parameters.outs("stem.weight"))
+        forward += [self._fetch, *self._convolve([("stem", images)], x)]
+        backward.append([(True, self._weigh("stem", images, x))])
+        for path, stride, project in _blocks(self.model):
+            inner = self._values(x.side // stride, self.parameters.outs(f"{path}.conv1.weight"))
+            y = self._values(inner.side, self.parameters.outs(f"{path}.conv2.weight"))
+            forward.append(self._activate(f"{path}.norm1", x))
+            forward += self._convolve([(f"{path}.conv1", x)], inner)
+            forward.append(self._activate(f"{path}.norm2", inner))
+            shortcut = [(f"{path}.shortcut", x)] if project else []
+            forward += self._convolve([(f"{path}.conv2", inner), *shortcut], y, None if project else x)
+            back = [(True, self._weigh(f"{path}.conv2", inner, y))]
+            back += self._back(f"{path}.norm2", [(f"{path}.conv2", y)], inner, None)
+            back.append((True, self._weigh(f"{path}.conv1", x, inner)))
+            if project:
+                back.append((True, self._weigh(f"{path}.shortcut", x, y)))
+            shortcut = [(f"{path}.shortcut", y)] if project else []
+            back += self._back(f"{path}.norm1", [(f"{path}.conv1", inner), *shortcut], x, None if project else y)
+            backward.append(back)
+            x = y
+        forward += [self._activate("norm", x), *self._judge(x)]
+        backward.append([(False, launch) for launch in self._unnorm("norm", x, None, None)])
+        return forward, [launch for part in reversed(backward) for launch in part]
+
+    def _fetch(self) -> None:
+        """The next batch."""
+        batch, image = self.work.batch, self.x[0, 0].numel()
+        self._launch(
+            kernels.fetch, (self.clients, -(-batch * image // 2048)),
+            self.x, self.y, self.sizes, self.counter, self._images.active, self._targets, self._counts, self._done,
+            batch, self.y.shape[1], image, SIZE=2048, BATCH=power(batch),
+        )  # fmt: skip
+
+    def _values(self, side: int, channels: Sequence[int]) -> Values:
+        return Values.of(self.work.batch, side, channels, tilings.CHUNKS, self.low, self.device)
+
+    def _convolve(
+        self, convolutions: Sequence[tuple[str, Values]], out: Values, residual: Values | None = None
+    ) -> list[Launch]:
+        """The sum of convolutions of active values, and of the residual; and the moments of the result."""
+        launches, parts = self._products(convolutions, out, back=False)
+        table = self._table(parts.begins, out.begins, out.moments_begin, out.channels, parts.apart)
+        shape = tilings.pixels(self.work.batch * out.side**2, out.channels)
+        tiles = self._tiles(out, shape.chunk, shape.columns)
+
+        def finish() -> None:
+            self._launch(
+                kernels.finish, (len(tiles),),
+                self._parts, (residual or out).value, out.value, out.moments, table, tiles, self._counts,
+                out.side**2, shape.chunk // shape.rows,
+                PARTS=parts.count, RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.rows,
+                COLS=shape.columns, ALIGN=_align(out.channels),
+            )  # fmt: skip
+
+        return [*launches, finish]
+
+    def _back(
+        self, norm: str, convolutions: Sequence[tuple[str, Values]], x: Values, residual: Values | None
+    ) -> list[tuple[bool, Launch]]:
+        """From the gradients of convolutions' results to that of ``x``, through the norm they share."""
+        launches, parts = self._products(convolutions, x, back=True)
+        return [(False, launch) for launch in (*launches, *self._unnorm(norm, x, residual, parts))]
+
+    def _products(
+        self, convolutions: Sequence[tuple[str, Values]], out: Values, back: bool
+    ) -> tuple[list[Launch], Parts]:
+        """Convolutions, or with ``back`` the gradients of their inputs, in parts that are still to be added up."""
+        pixels, channels = self.work.batch * out.side**2, out.channels
+        shapes = [tilings.product(pixels, x.channels, channels, self._side(name)) for name, x in convolutions]
+        parts = Parts(sum(shape.parts for shape in shapes), [pixels * c for c in channels])
+        self._parts_size = max(self._parts_size, parts.size)
+        launches, done = [], 0
+        for (name, x), shape in zip(convolutions, shapes, strict=True):
+            launches.append(self._product(name, x, out, back, shape, parts.at(done), parts.apart))
+            done += shape.parts
+        return launches, parts
+
+    def _product(
+        self, name: str, x: Values, out: Values, back: bool, shape: Tiling, places: list[int], apart: list[int]
+    ) -> Launch:
+        weights = self.parameters.begins(f"{name}.weight")
+        table = self._table(x.begins, weights, places, x.channels, out.channels, apart)
+        tiles = self._tiles(out, shape.rows, shape.columns)
+        images = x.gradient if back else x.active
+        side, stride = self._side(name), self._stride(name)
+
+        def launch() -> None:
+            self._launch(
+                kernels.convolve, (len(tiles), shape.parts),
+                images, self.parameters.lowered, self._parts, table, tiles, self._counts,
+                x.side, x.side, out.side, out.side,
+                SIDE=side, STRIDE=stride, BACK=back, TAPS=side**2 // shape.parts,
+                ALIGN=_align(x.channels + out.channels), ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth,
+                PRECISION=self.dots, num_warps=shape.warps, num_stages=shape.stages,
+            )  # fmt: skip
+
+        return launch
+
+    def _weigh(self, name: str, x: Values, out: Values) -> Launch:
+        """The gradient of a convolution's filter."""
+        side, stride = self._side(name), self._stride(name)
+        shape = tilings.weights(self.work.batch * out.side**2, x.channels, out.channels, side)
+        lengths = [side**2 * i * o for i, o in zip(x.channels, out.channels, strict=True)]
+        places = self.parameters.begins(f"{name}.weight")
+        if shape.parts > 1:
+            parts = self._split[f"{name}.weight"] = Parts(shape.parts, lengths, self._weight_parts_size)
+            self._weight_parts_size, places = parts.size, parts.begins
+        table = self._table(x.begins, out.begins, places, x.channels, out.channels, lengths)
+        tiles = self._weight_tiles(x.channels, out.channels, side**2, shape)
+        if shape.parts == 1:
+            self._summed.add(f"{name}.weight")
+        span = padded(-(-self.work.batch * out.side**2 // shape.parts), shape.depth)
+
+        def launch() -> None:
+            self._launch(
+                kernels.weigh, (len(tiles), shape.parts),
+                x.active, out.gradient, self._weight_parts if shape.parts > 1 else self.parameters.gradients,
+                self._squares, table, tiles, self._counts, self._squares.shape[1],
+                x.side, x.side, out.side, out.side, span,
+                SIDE=side, STRIDE=stride, ALIGN=_align(x.channels + out.channels), WHOLE=shape.parts == 1,
+                ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth, PRECISION=self.dots,
+                num_warps=shape.warps, num_stages=shape.stages,
+            )  # fmt: skip
+
+        return launch
+
+    def _weight_tiles(self, ins: Sequence[int], outs: Sequence[int], taps: int, shape: Tiling) -> Tensor:
+        """Client, tap, block of input channels, of output channels, and place of the sum of squares."""
+        found = []
+        for client in sorted(range(self.clients), key=lambda k: -outs[k]):
+            blocks = product(
+                range(taps), range(-(-ins[client] // shape.rows)), range(-(-outs[client] // shape.columns))
+            )
+            for block in blocks:
+                found.append((client, *block, self._squares_used[client]))
+                self._squares_used[client] += shape.parts == 1
+        return torch.tensor(found, dtype=torch.int32, device=self.device)
+
+    def _activate(self, norm: str, x: Values) -> Launch:
+        """Norm and ReLU."""
+        table = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
+        shape = tilings.pixels(self.work.batch * x.side**2, x.channels)
+        tiles = self._tiles(x, shape.block, shape.columns)
+        epsilon: float = self.model.get_submodule(norm).eps  # type: ignore[assignment]
+
+        def launch() -> None:
+            self._launch(
+                kernels.activate, (len(tiles),),
+                x.value, x.moments, self.parameters.values, x.active, x.statistics, table, tiles, self._counts,
+                x.side**2, shape.chunk, epsilon,
+                CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
+                ALIGN=_align(x.channels),
+            )  # fmt: skip
+
+        return launch
+
+    def _unnorm(self, norm: str, x: Values, residual: Values | None, parts: Parts | None) -> list[Launch]:
+        """Back through ReLU and norm; without ``parts``, from the gradient of the mean over pixels."""
+        slots, begins, apart = (
+            (parts.count, parts.begins, parts.apart) if parts else (1, self._pooled_begin, x.channels)
+        )
+        down = self._table(begins, x.begins, x.moments_begin, x.places, x.channels, apart)
+        table = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
+        shape = tilings.pixels(self.work.batch * x.side**2, x.channels)
+        chunks = self._tiles(x, shape.chunk, shape.columns)
+        tiles = self._tiles(x, shape.block, shape.columns)
+
+        def deactivate() -> None:
+            self._launch(
+                kernels.deactivate, (len(chunks),),
+                self._pooled if parts is None else self._parts, x.value, x.active, x.statistics, x.back, x.sums,
+                down, chunks, self._counts, x.side**2, shape.chunk // shape.rows,
+                PARTS=slots, POOLED=parts is None, CHUNKS=shape.chunks, ROWS=shape.rows, COLS=shape.columns,
+                ALIGN=_align(x.channels),
+            )  # fmt: skip
+
+        def unnorm() -> None:
+            self._launch(
+                kernels.unnorm, (len(tiles),),
+                x.back, x.value, x.statistics, x.sums, self.parameters.values, (residual or x).gradient, x.gradient,
+                self.parameters.gradients, table, tiles, self._counts, x.side**2, shape.chunk,
+                RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
+                ALIGN=_align(x.channels),
+            )  # fmt: skip
+
+        return [deactivate, unnorm]
+
+    def _judge(self, x: Values) -> list[Launch]:
+        """Scores, losses and their gradients."""
+        places = begins([self.work.batch * channels for channels in x.channels])
+        self._pooled = torch.zeros(places[-1], device=self.device)
+        self._pooled_begin = places[:-1]
+        head = [self.parameters.begins(name) for name in ("head.weight", "head.bias")]
+        table = self._table(x.begins, *head, places[:-1], x.channels)
+        classes, columns = self.model.plan.classes, min(64, max(16, power(max(x.channels))))
+        tiles = self._tiles(x, 16 * x.side**2, columns)
+
+        def pool() -> None:
+            self._launch(
+                kernels.pool, (len(tiles),),
+                x.active, self._pooled, table, tiles, self._counts,
+                AREA=x.side**2, ROWS=16, COLS=columns, ALIGN=_align(x.channels),
+            )  # fmt: skip
+
+        def judge() -> None:
+            self._launch(
+                kernels.judge, (self.clients,),
+                self.parameters.values, self.parameters.gradients, self._pooled, self._targets, self.held,
+                self.totals, table, self._counts, self.work.batch, classes,
+                MASK=MASKS[self.work.mask], ROWS=max(16, power(self.work.batch)), CLASSES=max(16, power(classes)),
+                COLS=columns, ALIGN=_align(x.channels), PRECISION=self.dots,
+            )  # fmt: skip
+
+        return [pool, judge]
+
+    def _optimiser(self) -> list[Launch]:
+        """Collect gradients, limit their norm, step."""
+        rows, late = [], []
+        for client in range(self.clients):
+            for name, (begin, length) in self.parameters.spans(client).items():
+                parts = self._split.get(name)
+                for done in range(0, length, SIZE):
+                    place = (parts.begins[client] + done, parts.count, parts.apart[client]) if parts else (0, 0, 0)
+                    row = (begin + done, min(SIZE, padded(length, ALIGN) - done), *place, client)
+                    rows.append(row)
+                    if name not in self._summed:
+                        late.append((*row, self._squares_used[client]))
+                        self._squares_used[client] += 1
+        chunks, unsummed = self._table(*zip(*rows, strict=True)), self._table(*zip(*late, strict=True))
+        self._squares = torch.zeros(self.clients, max(self._squares_used), device=self.device)
+        slots, factors = self._squares.shape[1], torch.zeros(self.clients, device=self.device)
+        work, own = self.work, self.parameters
+
+        def collect() -> None:
+            self._launch(
+                kernels.collect,
+                (len(late),),
+                self._weight_parts,
+                own.gradients,
+                self._squares,
+                unsummed,
+                slots,
+                SIZE=SIZE,
+            )
+
+        def limit() -> None:
+            self._launch(kernels.limit, (self.clients,), self._squares, factors, slots, work.clip, SIZE=1024)
+
+        def descend() -> None:
+            self._launch(
+                kernels.descend, (len(rows),),
+                own.values, own.gradients, own.memories[0], own.memories[-1], own.lowered, factors, self._done,
+                self.rate, chunks, self._counts, work.weight_decay, work.momentum,
+                CLIP=work.clip is not None, ADAM=work.optimizer == "adam", MOMENTUM=work.momentum > 0,
+                LOW=own.lowered is not own.values, SIZE=SIZE,
+            )  # fmt: skip
+
+        return [collect, limit, descend] if work.clip is not None else [collect, descend]
+
+    # --- sizes and tables ---
+
+    def _side(self, name: str) -> int:
+        return int(self.model.get_parameter(f"{name}.weight").shape[-1])
+
+    def _stride(self, name: str) -> int:
+        convolution: Any = self.model.get_submodule(name)
+        return int(convolution.stride[0])
+
+    def _scales(self, norm: str) -> tuple[list[int], list[int]]:
+        return self.parameters.begins(f"{norm}.weight"), self.parameters.begins(f"{norm}.bias")
+
+    def _tiles(self, x: Values, rows: int, columns: int) -> Tensor:
+        """Client, block of pixels, block of channels for every program, the widest clients first."""
+        blocks = -(-self.work.batch * x.side**2 // rows)
+        found = [
+            (client, row, column)
+            for client in sorted(range(self.clients), key=lambda k: -x.channels[k])
+            for row in range(blocks)
+            for column in range(-(-x.channels[client] // columns))
+        ]
+        return torch.tensor(found, dtype=torch.int32, device=self.device)
+
+    def _table(self, *columns: Sequence[int]) -> Tensor:
+        """Columns of up to eight as rows of eight."""
+        table = torch.zeros(len(columns[0]), 8, dtype=torch.int64)
+        for place, column in enumerate(columns):
+            table[:, place] = torch.tensor(column)
+        return table.to(self.device)
+
+
+class Parts:
+    """Results in several parts that are still to be added up, client by client.
+
+    Attributes:
+        count: how many parts.
+        apart: for each client, the distance of one part to the next.
+        begins: where its first part begins.
+        size: where the last one ends.
+    """
+
+    def __init__(self, count: int, apart: Sequence[int], start: int = 0) -> None:
+        places = begins([count * distance for distance in apart])
+        self.count, self.apart = count, list(apart)
+        self.begins = [start + place for place in places[:-1]]
+        self.size = start + places[-1]
+
+    def at(self, part: int) -> list[int]:
+        """Where a part begins."""
+        return [begin + part * apart for begin, apart in zip(self.begins, self.apart, strict=True)]
+
+
+def _blocks(model: PreResNet) -> Iterator[tuple[str, int, bool]]:
+    """Path, stride, and whether the shortcut is a convolution, of every block."""
+    for s, stage in enumerate(model.stages):
+        blocks: Any = stage
+        for b, block in enumerate(blocks):
+            yield f"stages.{s}.{b}", block.conv1.stride[0], block.shortcut is not None
+
+
+def _align(channels: Sequence[int]) -> int:
+    """What all these are a multiple of."""
+    return gcd(ALIGN, *channels)

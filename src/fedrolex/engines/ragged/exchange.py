@@ -1,0 +1,158 @@
+"""Between server and cohort: every client's window out of the server's tensors, and the selective average back.
+
+One launch each way, whatever the windows. *Maps* say, for every axis of a window, which index each of its places
+holds and at which place each index is held; a filter is addressed by (tap, input channel, output channel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedrolex.engines.ragged.cohort import Cohort
+from fedrolex.engines.ragged.exchange_kernels import deal, merge
+from fedrolex.errors import FedrolexError
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.layout import Fixed, Ref
+from fedrolex.slicing.windows import Window
+
+SIZE = 1024
+IDLE = -1
+
+
+@dataclass(frozen=True)
+class Plain:
+    """How a tensor of the server is addressed: axes (None: whole) and distances of lines and columns, and of taps."""
+
+    axes: tuple[str | None, str | None]
+    sizes: tuple[int, int]
+    apart: tuple[int, int, int]
+    elements: int
+
+
+@lru_cache(maxsize=8)
+def plain(axes: Axes) -> dict[str, Plain] | None:
+    """How a model's parameters are addressed; None where a dimension is made of several axes."""
+    found = {}
+    for name, tensor in axes.tensors.items():
+        if tensor.role != "parameter" or not all(isinstance(dim, Ref | Fixed) for dim in tensor.dims):
+            return None
+        of = [dim.axis if isinstance(dim, Ref) else None for dim in tensor.dims]
+        shape = axes.shape(name)
+        if len(shape) == 4:  # output channels are columns, input channels lines
+            taps = shape[2] * shape[3]
+            found[name] = Plain((of[1], of[0]), (shape[1], shape[0]), (1, taps, shape[1] * taps), prod(shape))
+        elif len(shape) == 2:
+            found[name] = Plain((of[0], of[1]), (shape[0], shape[1]), (0, shape[1], 1), prod(shape))
+        elif len(shape) == 1:
+            found[name] = Plain((None, of[0]), (1, shape[0]), (0, 0, 1), prod(shape))
+        else:
+            return None
+    return found
+
+
+class Exchange:
+    """Carries parameters between the server and cohorts.
+
+    Args:
+        axes: of the server's model.
+        cohorts: in the order of their places.
+    """
+
+    def __init__(self, axes: Axes, cohorts: Sequence[Cohort]) -> None:
+        found = plain(axes)
+        if found is None:
+            raise FedrolexError("this model's tensors are not plain matrices and filters")
+        self.axes, self.tensors = axes, found
+        self.device = cohorts[0].device
+        self._begins: dict[str | None, int] = {}
+        end = 0
+        for name, axis in axes.axes.items():
+            self._begins[name] = end
+            end += axis.size
+        self._begins[None] = end
+        self._length = end + max(max(tensor.sizes) for tensor in found.values())
+        places = [(cohort, client) for cohort in cohorts for client in range(cohort.clients)]
+        self.places = len(places)
+        names = list(found)
+        parts: list[tuple[int, ...]] = []
+        deals: list[tuple[int, ...]] = []
+        for place, (cohort, client) in enumerate(places):
+            for t, name in enumerate(names):
+                begin, stored, real = cohort.parameters.matrix(client, name)
+                address = cohort.parameters.values.data_ptr() + 4 * begin
+                total = stored[0] * stored[1] * stored[2]
+                deals += [(place, t, len(parts), first) for first in range(0, total, SIZE)]
+                parts.append((address, stored[1], stored[2], *real, total, 0, 0))
+        layouts = [
+            (*(self._begins[axis] for axis in tensor.axes), *tensor.apart, *tensor.sizes, tensor.elements, *[0] * 8)
+            for tensor in found.values()
+        ]
+        merges = [(t, first) for t, tensor in enumerate(found.values()) for first in range(0, tensor.elements, SIZE)]
+        self._parts, self._layouts = self._table(parts), self._table(layouts)
+        self._deals, self._merges = self._table(deals), self._table(merges)
+        self._sums = torch.zeros(len(merges), self.places, 3, device=self.device)
+        self._windows = torch.full((self.places,), IDLE, dtype=torch.int64, device=self.device)
+
+    def _table(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64).to(self.device)
+
+    def deal(self, state: Mapping[str, Tensor], windows: Sequence[Window | None]) -> None:
+        """Every place's window of the server's tensors into its cohort; None leaves a place idle."""
+        different = list(dict.fromkeys(window for window in windows if window is not None))
+        numbers = {window: number for number, window in enumerate(different)}
+        self._windows.copy_(torch.tensor([IDLE if w is None else numbers[w] for w in windows]))
+        self._maps = torch.from_numpy(np.concatenate([self._map(window) for window in different])).to(self.device)
+        self._old = {name: state[name].contiguous() for name in self.tensors}
+        self._servers = self._addresses(self._old)
+        deal[(len(self._deals),)](
+            self._deals, self._parts, self._layouts, self._servers, self._windows, self._maps, self._length, SIZE=SIZE
+        )
+
+    def average(
+        self, weights: Sequence[float], label_axis: str | None = None, rows: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], list[list[float]]]:
+        """The server's new tensors, and for every place the sums of change · average change, of both squared.
+
+        Args:
+            weights: of every place; 0 leaves it out.
+            label_axis, rows: the axis of the classes, and which of them a place holds, ``(places, classes)``.
+        """
+        flat = torch.empty(sum(tensor.elements for tensor in self.tensors.values()), device=self.device)
+        parts = flat.split([tensor.elements for tensor in self.tensors.values()])
+        new = {name: part.view(self._old[name].shape) for name, part in zip(self.tensors, parts, strict=True)}
+        labels = [_label(tensor, label_axis) for tensor in self.tensors.values()]
+        merge[(len(self._merges),)](
+            self._merges, self._parts, self._layouts, self._servers, self._addresses(new), self._windows, self._maps,
+            torch.tensor(weights, dtype=torch.float32).to(self.device), self._windows if rows is None else rows,
+            torch.tensor(labels).to(self.device), self._sums, self.places, len(self.tensors), self._length,
+            1 if rows is None else rows.shape[1], ROWS=rows is not None, SIZE=SIZE,
+        )  # fmt: skip
+        sums: list[list[float]] = self._sums.sum(0, dtype=torch.float64).tolist()
+        return new, sums
+
+    def _addresses(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return torch.tensor([tensors[name].data_ptr() for name in self.tensors], dtype=torch.int64).to(self.device)
+
+    def _map(self, window: Window) -> NDArray[np.int32]:
+        """For every axis the index at each place, then the place of each index or -1; ``(2 · length,)``."""
+        found = np.full((2, self._length), -1, dtype=np.int32)
+        found[:, self._begins[None] :] = np.arange(self._length - self._begins[None])
+        for name, axis in self.axes.axes.items():
+            begin = self._begins[name]
+            held = window[name].indices() if name in window else np.arange(axis.size)
+            found[0, begin : begin + len(held)] = held
+            found[1, begin + held] = np.arange(len(held))
+        return found.reshape(-1)
+
+
+def _label(tensor: Plain, axis: str | None) -> int:
+    """Whether a tensor's lines (1) or columns (2) lie along an axis."""
+    return 0 if axis is None else 1 if tensor.axes[0] == axis else 2 if tensor.axes[1] == axis else 0
