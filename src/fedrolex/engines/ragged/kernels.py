@@ -483,14 +483,14 @@ def descend(
     change += decay * value
     speed = tl.load(rate)
     if ADAM:
-        done = tl.load(steps + client).to(tl.float32)
+        done = tl.load(steps + client).to(tl.float64)
         mean = tl.load(first + at, real, other=0.0)
         mean += (change - mean) * 0.1
         square = tl.load(second + at, real, other=0.0) * 0.999 + change * change * 0.001
         tl.store(first + at, mean, real)
         tl.store(second + at, square, real)
-        speed = speed / (1.0 - tl.exp(done * -0.10536051565782628))  # ln 0.9
-        size = tl.sqrt(square) / tl.sqrt(1.0 - tl.exp(done * -0.0010005003335835335)) + 1e-8  # ln 0.999
+        speed = speed / (1.0 - tl.exp(done * -0.10536051565782628)).to(tl.float32)  # ln 0.9
+        size = tl.sqrt(square) / tl.sqrt(1.0 - tl.exp(done * -0.0010005003335835335)).to(tl.float32) + 1e-8  # ln 0.999
         change = mean / size
     elif MOMENTUM:
         change += momentum * tl.load(first + at, real, other=0.0)

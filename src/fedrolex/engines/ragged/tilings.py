@@ -41,8 +41,12 @@ class Pixelwise:
 
 def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> Tiling:
     """Of a convolution, or of its gradient with respect to images."""
+    widest = max(outs)
+    if widest >= 128 and pixels * widest >= 2**20:
+        return Tiling(128, min(256, widest), _fit(ins, 64), 1, warps=4 if widest == 128 else 8)
     many = pixels >= 4096
-    rows, columns = 128 if many else 64, _fit(outs, 128 if max(outs) >= 512 else 64)
+    columns = _fit(outs, 128 if widest >= 512 else 64)
+    rows = 256 if many and columns == 16 else 128 if many else 64
     tiles = _blocks(pixels, rows) * sum(_blocks(out, columns) for out in outs)
     parts = 1
     while parts < side**2 and tiles * parts < BUSY:
@@ -52,22 +56,27 @@ def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> 
 
 def weights(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> Tiling:
     """Of a convolution's gradient with respect to its filter."""
-    rows, columns = _fit(ins, 64), _fit(outs, 128 if max(outs) >= 256 else 64)
+    wide = min(max(ins), max(outs)) >= 256
+    rows, columns = _fit(ins, 128 if wide else 64), _fit(outs, 128)
     tiles = side**2 * sum(_blocks(i, rows) * _blocks(o, columns) for i, o in zip(ins, outs, strict=True))
-    wanted = 1 if tiles >= BUSY and pixels < 1024 else min(16, max(1, pixels // 256), _blocks(4 * BUSY, tiles))
+    most = 32 if pixels >= 65536 else 16
+    few = wide and pixels <= 2048
+    wanted = 1 if few else min(most, max(1, pixels // 256), _blocks(most // 4 * BUSY, tiles))
     span = _blocks(_blocks(pixels, wanted), 64) * 64
     small = rows * columns <= 1024
-    return Tiling(rows, columns, 128 if small else 64, _blocks(pixels, span), stages=2 if small else 3)
+    return Tiling(
+        rows, columns, 128 if small else 64, _blocks(pixels, span), warps=8 if wide else 4, stages=2 if small else 3
+    )
 
 
 def pixels(pixels: int, channels: Sequence[int]) -> Pixelwise:
     """Of norms and of what is done pixel by pixel."""
     columns = 16 if max(channels) <= 128 and min(channels) <= 32 else 32
-    rows = 128
+    rows = 256 if columns == 16 and pixels >= 16384 else 128
     while rows > 32 and _blocks(pixels, rows) * sum(_blocks(c, columns) for c in channels) < 2 * BUSY:
         rows //= 2
     chunk = _blocks(pixels, rows * CHUNKS) * rows
-    return Pixelwise(rows, columns, chunk, 128)
+    return Pixelwise(rows, columns, chunk, 256 if pixels >= 65536 else 128)
 
 
 def _blocks(size: int, block: int) -> int:

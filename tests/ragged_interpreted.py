@@ -1,0 +1,98 @@
+"""Run by test_ragged.py in a process of its own, with Triton's interpreter: kernels on a CPU, slowly."""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex import trace
+from fedrolex.client import LocalTraining, Slot
+from fedrolex.engines.ragged import exchange
+from fedrolex.engines.ragged.cohort import Cohort
+from fedrolex.models.preresnet import Plan, PreResNet
+from fedrolex.runs.drift import Drift
+from fedrolex.slicing import Rolling
+from fedrolex.slicing.fold import Fold
+
+CPU = torch.device("cpu")
+CLASSES = 5
+
+
+def held(y: Tensor) -> Tensor:
+    return torch.zeros(CLASSES, dtype=torch.bool).index_fill_(0, y, True)
+
+
+def steps_are_those_of_plain_torch() -> None:
+    """Odd widths, a short last batch, a client that is done early, masks, clipping, momentum, weight decay."""
+    plan = {"blocks": (1, 1, 1, 1), "size": 8, "classes": CLASSES}
+    models = [PreResNet(Plan(width=width, **plan)) for width in (6, 3)]  # type: ignore[arg-type]
+    for model in models:
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                nn.init.normal_(parameter, 0.5, 0.3)
+    work = LocalTraining(batch=3, lr=0.05, momentum=0.9, weight_decay=5e-4, clip=1.0, mask="zero")
+    sizes = [5, 3]
+    cohort = Cohort(models, work, room=5, precision="fp32", device=CPU)
+    data = [(torch.randn(n, 3, 8, 8), torch.randint(0, 3, (n,))) for n in sizes]
+    for client, ((x, y), model) in enumerate(zip(data, models, strict=True)):
+        cohort.x[client, : len(x), ..., :3] = x.permute(0, 2, 3, 1)
+        cohort.y[client, : len(y)] = y
+        cohort.held[client] = held(y).to(torch.int8)
+        for name, tensor in cohort.parameters.tensors(client).items():
+            tensor.copy_(model.get_parameter(name).detach())
+    cohort.sizes.copy_(torch.tensor(sizes))
+    cohort.start(work.lr)
+    for _ in range(2):
+        cohort.step()
+    for client, ((x, y), model) in enumerate(zip(data, models, strict=True)):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        slot, total = Slot(model), 0.0
+        for rows in torch.arange(len(x)).split(work.batch):
+            total += float(work.step(slot, x[rows], y[rows], nn.functional.cross_entropy, work.lr, held(y)))
+        assert abs(float(cohort.totals[client]) - total) < 1e-4
+        for name, got in cohort.parameters.tensors(client).items():
+            wanted = model.get_parameter(name).detach() - before[name]
+            assert float((got - before[name] - wanted).norm()) <= 1e-3 * float(wanted.norm()), (client, name)
+
+
+def averages_are_those_of_the_fold() -> None:
+    """Rolled windows, an idle place, weights, classes that not everyone holds; and the drift."""
+    model = PreResNet(Plan(blocks=(1, 1), width=6, size=8, classes=CLASSES))
+    axes = trace(model, model.slicing_example())
+    capacities = [Fraction(1), Fraction(1, 2), Fraction(1, 2)]
+    windows = [Rolling().window(axes, round=5, capacity=c) for c in capacities]
+    parts = [axes.cut(model, window) for window in windows]
+    work = LocalTraining(batch=2)
+    cohorts = [Cohort(group, work, room=2, precision="fp32", device=CPU) for group in (parts[:1] * 2, parts[1:])]  # type: ignore[arg-type]
+    between = exchange.Exchange(axes, cohorts)
+    state = {name: tensor.clone() for name, tensor in axes.state(model).items()}
+    between.deal(state, [windows[0], None, windows[1], windows[2]])
+    places = [(cohorts[0], 0), (cohorts[1], 0), (cohorts[1], 1)]
+    for (cohort, client), window in zip(places, windows, strict=True):
+        for name, wanted in axes.take(state, window).items():
+            assert torch.equal(cohort.parameters.tensors(client)[name], wanted), name
+    for cohort in cohorts:
+        cohort.parameters.values.add_(torch.randn_like(cohort.parameters.values) * 0.1)
+    (label,) = (axis.name for axis in axes.axes.values() if axis.kind == "outputs")
+    rows = torch.ones(4, CLASSES, dtype=torch.int8)
+    rows[2, 3:] = rows[0, :2] = 0
+    new, sums = between.average([2.0, 0.0, 1.0, 3.0], label, rows)
+    fold, drift = Fold(axes, state), Drift(axes, state)
+    for number, ((cohort, client), place, weight) in enumerate(zip(places, (0, 2, 3), (2.0, 1.0, 3.0), strict=True)):
+        sent = cohort.parameters.tensors(client)
+        fold.add(number, sent, windows[number], weight, {label: rows[place].nonzero().flatten().tolist()})
+        drift.add(number, capacities[number], sent, windows[number])
+    for name, wanted in fold.average().items():
+        torch.testing.assert_close(new[name], wanted)
+    wanted_drift = drift.by_capacity(fold.average())
+    for capacity, group in (("1", [0]), ("1/2", [2, 3])):
+        along, own, mean = (sum(sums[place][which] for place in group) for which in range(3))
+        assert abs(1 - along / (own * mean) ** 0.5 - wanted_drift[capacity]) < 1e-4
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    globals()[sys.argv[1]]()

@@ -1,0 +1,133 @@
+"""Ragged cohorts: the kernels under Triton's interpreter, and on a GPU whole rounds beside ``loop``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_conformance import METHODS, alike, changes, training
+from torch import Tensor
+
+from fedrolex.engines import Graph, Loop
+
+pytest.importorskip("triton")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+BASE = [
+    "task.model=preresnet18", "task.width=16", "task.partition=iid", "task.limit=400", "client.batch=20",
+    "client.lr=0.1",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves are tested on this machine")
+@pytest.mark.parametrize("what", ["steps_are_those_of_plain_torch", "averages_are_those_of_the_fold"])
+def test_interpreted(what: str) -> None:
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, here / "ragged_interpreted.py", what],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def ragged(made: Any) -> bool:
+    return isinstance(made.engine, Graph) and made.engine._at_rest is not None
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", METHODS)
+def test_the_update_of_a_round_is_the_same(method: str) -> None:
+    made = training("cuda", "graph", [*BASE, *METHODS[method]])
+    found = changes(made)
+    assert ragged(made) == (method != "norms apart")
+    # Adam divides by the size of a gradient: where that is next to nothing, rounding decides on the direction
+    alike(changes(training("cuda", "loop", [*BASE, *METHODS[method]])), found, 5e-2 if method == "adam" else 1e-3)
+
+
+@needs_gpu
+def test_cohorts_of_changing_composition() -> None:
+    settings = [*BASE, "fleet.cohort=3", "task.width=9", 'fleet.capacities=["1", "2/3", "1/3"]', "client.lr=0.02"]
+    made = training("cuda", "graph", settings)
+    found = changes(made, 4)
+    assert ragged(made)
+    alike(changes(training("cuda", "loop", settings), 4), found, 2e-2)
+
+
+@needs_gpu
+def test_a_client_whose_update_is_not_finite_is_dropped() -> None:
+    made = training("cuda", "graph", BASE)
+    task: Any = made.task
+
+    class Broken:
+        random = False
+
+        def __call__(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
+            found = task.pixels(x, draws)
+            return torch.where((x == 255).flatten(1).all(1).view(-1, 1, 1, 1), torch.nan, found)
+
+    task.train.x[task.parts[3]] = 255
+    made.task = replace(task, pixels=Broken())
+    row = made.run_round()
+    assert ragged(made)
+    assert list(row["dropped"]) == ["3"]
+    assert "not finite" in row["dropped"]["3"]
+    assert all(bool(tensor.isfinite().all()) for tensor in made.state.values())
+
+
+@needs_gpu
+def test_waves_do_the_same() -> None:
+    made = training("cuda", "graph in waves", BASE)
+    alike(changes(training("cuda", "loop", BASE)), changes(made), 1e-3)
+
+
+@needs_gpu
+def test_metrics_are_the_same() -> None:
+    settings = [*BASE, *METHODS["published masks"]]
+    one, other = (training("cuda", engine, settings).run_round() for engine in ("loop", "graph"))
+    assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
+    assert other["drift"] == pytest.approx(one["drift"], rel=1e-3, abs=1e-4)
+    assert [other[key] for key in ("bytes_down", "bytes_up")] == [one[key] for key in ("bytes_down", "bytes_up")]
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_lower_precision_is_as_far_from_float32_as_in_loop(precision: Any) -> None:
+    exact = changes(training("cuda", "loop", BASE))
+
+    def distance(engine: type[Graph] | type[Loop]) -> float:
+        made = training("cuda", "loop", BASE)
+        made.engine = engine(made.model, precision=precision)
+        found = changes(made)
+        apart = [float((found[name] - wanted).norm() / wanted.norm()) for name, wanted in exact.items()]
+        return sum(apart) / len(apart)
+
+    assert distance(Graph) <= 1.5 * distance(Loop) + 1e-3
+
+
+@needs_gpu
+def test_every_time_the_same_bits() -> None:
+    first, second = (changes(training("cuda", "graph", BASE), 2) for _ in range(2))
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+@needs_gpu
+def test_a_run_goes_on_from_given_weights() -> None:
+    """The server's tensors may change between rounds: they are read anew."""
+    made = training("cuda", "graph", BASE)
+    made.run_round()
+    made.state = {name: torch.zeros_like(tensor) for name, tensor in made.state.items()}
+    found = changes(made)
+    other = training("cuda", "loop", BASE)
+    other.round = 1
+    other.state = {name: torch.zeros_like(tensor) for name, tensor in other.state.items()}
+    wanted = changes(other)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-6)
