@@ -13,13 +13,14 @@ from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
+HOME = tempfile.TemporaryDirectory(prefix="flwr-")
 os.environ |= {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_HOME": tempfile.mkdtemp(prefix="flwr-"),
+    "FLWR_HOME": HOME.name,
 }
 
 from flower_client import app
