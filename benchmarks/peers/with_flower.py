@@ -6,21 +6,22 @@ is sent anywhere: telemetry, usage statistics and the look for updates are off.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 import time
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
-HOME = tempfile.TemporaryDirectory(prefix="flwr-")
 os.environ |= {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_HOME": HOME.name,
+    "FLWR_HOME": tempfile.mkdtemp(prefix="flwr-"),
 }
 
 from flower_client import app
@@ -32,6 +33,7 @@ from work import Work, build, report
 
 
 def main() -> None:
+    atexit.register(shutil.rmtree, os.environ["FLWR_HOME"], ignore_errors=True)
     work = Work.told()
     rounds = work.warmup + work.rounds
     times: list[float] = []
