@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -43,10 +44,19 @@ class Loop:
         """The slot for this job's widths, loaded with its part of the server's tensors."""
         key = tuple(plan.axes.widths(job.window).items())
         if key not in self._slots:
-            self._slots[key] = Slot(plan.axes.cut(self.model, job.window), self.precision)
+            self._slots[key] = Slot(self.cut(plan, job), self.precision)
         slot = self._slots[key]
         plan.axes.load(slot.module, {**plan.state, **job.own}, job.window)
         return slot
+
+    def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
+        """A new sub-model of this job's widths."""
+        return plan.axes.cut(self.model, job.window)
+
+    def go_on(self, plan: RoundPlan, began: float, steps: int) -> None:
+        """Asked before every step; raises where a client must not take another."""
+        if plan.deadline is not None and time.monotonic() - began > plan.deadline:
+            raise TimeoutError(f"past its deadline of {plan.deadline} s after {steps} steps")
 
     def _train(self, plan: RoundPlan, job: Job) -> Upload:
         began = time.monotonic()
@@ -63,16 +73,14 @@ class Loop:
             held = torch.zeros(task.classes, dtype=torch.bool, device=device).index_fill_(0, labels, True)
         total: Tensor | None = None
         steps = 0
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(words(1, plan.seed, "client", plan.round, job.client)[0] >> 1))
+        with self.drawing(plan, "client", job):
             work.start(slot)
             for epoch in range(work.epochs):
                 key = (plan.round, job.client, epoch)
                 order = torch.from_numpy(shuffle(len(data), plan.seed, "batches", *key)).to(device)
                 draws = random_draws(len(data), plan.seed, *key).to(device) if task.random_inputs else None
                 for batch in order.split(work.batch):
-                    if plan.deadline is not None and time.monotonic() - began > plan.deadline:
-                        raise TimeoutError(f"past its deadline of {plan.deadline} s after {steps} steps")
+                    self.go_on(plan, began, steps)
                     x = task.inputs(data.x[batch], None if draws is None else draws[batch])
                     loss = work.step(slot, x, data.y[batch], task.loss, rate, held)
                     total = loss if total is None else total + loss
@@ -85,6 +93,18 @@ class Loop:
             steps,
             labels.tolist() if labels is not None and plan.tell_labels else None,
         )
+
+    @contextmanager
+    def drawing(self, plan: RoundPlan, purpose: str, job: Job) -> Iterator[None]:
+        """What a model draws inside (dropout) comes from a stream of its own."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed(plan, purpose, job))
+            yield
+
+
+def stream_seed(plan: RoundPlan, purpose: str, job: Job) -> int:
+    """Of what a model draws while a client trains it."""
+    return int(words(1, plan.seed, purpose, plan.round, job.client)[0] >> 1)
 
 
 def why_failed(failure: BaseException) -> str:
