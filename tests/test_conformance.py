@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex import Recipe
-from fedrolex.engines import Engine, Graph, Loop, Stack
+from fedrolex.engines import Crew, Engine, Graph, Loop, Stack
 from fedrolex.engines.precision import deterministic
 from fedrolex.runs import Training, prepare
 
@@ -19,6 +19,8 @@ ENGINES: dict[str, Callable[[nn.Module], Engine]] = {
     "graph": Graph,
     "graph in waves": lambda model: Graph(model, most=2),
     "stack": Stack,
+    "crew": lambda model: Crew(model, workers=2),
+    "crew in waves": lambda model: Crew(model, workers=3, room=200_000),
 }
 METHODS = {
     "fedrolex": ["method=fedrolex"],

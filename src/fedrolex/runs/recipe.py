@@ -23,7 +23,7 @@ from fedrolex.slicing.windows import exact
 FORMAT = 1
 METHODS = ("fedrolex", "heterofl", "fed_dropout", "fedavg")
 TASKS = ("images", "words")
-ENGINES = ("loop", "stack", "graph")
+ENGINES = ("auto", "loop", "stack", "crew", "graph")
 LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
 INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")
 
@@ -228,7 +228,8 @@ class Recipe:
         deadline: seconds a client may take, or null.
         compare: also train what the same fleet could do without partial training.
         engine: how client work runs: ``loop``, one client after the other; ``stack``, clients of the same widths and
-            number of examples together; ``graph``, the cohort side by side on a GPU.
+            number of examples together; ``crew``, a worker for every core of a CPU; ``graph``, the cohort side by side
+            on a GPU; ``auto``, the fastest on this machine, measured at the start and recorded.
         precision: of client work: ``fp32``, ``tf32``, ``bf16``.
         compiled: whether ``graph`` compiles sub-models first: minutes at the start, faster rounds.
         device: ``cpu``, ``cuda``, or ``auto``.

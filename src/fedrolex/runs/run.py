@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from fedrolex.client import Mask
 from fedrolex.data.where import data_folder
-from fedrolex.engines import Engine, Graph, Loop, Stack
+from fedrolex.engines import Auto, Choice, Crew, Engine, Graph, Loop, Stack
 from fedrolex.engines.precision import use_tf32
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
@@ -85,7 +86,7 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
 
 
 def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engine:
-    """The engine a recipe asks for; ``graph`` without a GPU is refused."""
+    """The engine a recipe asks for; ``graph`` without a GPU is refused; ``auto`` is ``graph`` with one."""
     precision: Any = recipe.precision
     if device.type == "cuda":
         use_tf32(precision != "fp32")
@@ -93,9 +94,18 @@ def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engin
         return Loop(model, precision=precision)
     if recipe.engine == "stack":
         return Stack(model, precision=precision)
+    if recipe.engine == "crew":
+        return Crew(model, precision=precision)
+    if recipe.engine == "auto" and device.type == "cpu":
+        return Auto(model, precision=precision, rounds=recipe.rounds)
     if device.type != "cuda":
-        raise FedrolexError("engine graph needs a CUDA device: use loop or stack on a CPU")
+        raise FedrolexError("engine graph needs a CUDA device: use auto, loop, stack or crew on a CPU")
     return Graph(model, precision=precision, compiled=recipe.compiled)
+
+
+def engine_name(recipe: Recipe, engine: Engine) -> str:
+    """What ran: the recipe's word, or what it was chosen to be; bits depend on it."""
+    return str(engine.choice) if isinstance(engine, Auto) and engine.choice is not None else recipe.engine
 
 
 def _open(recipe: Recipe, mask: Mask) -> tuple[Task, Fleet]:
@@ -180,6 +190,7 @@ class Run:
         recipe = self.recipe()
         data = training.task.fingerprint()
         self._restore(recipe, training, data)
+        self._choose(training)
         board = _board(self.folder, training.round)
         done = training.state, training.round
         try:
@@ -233,6 +244,21 @@ class Run:
             )
         _replace(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
+    def _choose(self, training: Training) -> None:
+        """Where the engine is chosen by measurement: now, once and for all; a resumed run keeps what it had."""
+        engine, path = training.engine, self.folder / "engine.json"
+        if not isinstance(engine, Auto):
+            return
+        if path.is_file():
+            try:
+                engine.use(Choice.decode(json.loads(path.read_text())))
+            except ValueError:
+                raise FedrolexError(f"{path} is damaged: it must be a JSON object") from None
+        else:
+            choice = engine.choice or engine.choose(training._plan())
+            _replace(path, json.dumps(choice.encode(), indent=1) + "\n")
+            print(f"engine: {choice} ({choice.why})", file=sys.stderr)
+
     @staticmethod
     def _round(recipe: Recipe, training: Training) -> dict[str, Any]:
         row = training.run_round()
@@ -270,6 +296,7 @@ class Run:
             "dropped": sum(len(row["dropped"]) for row in rows),
             "void_rounds": sum(row["void"] for row in rows),
             "seconds": sum(row["seconds"] for row in rows),
+            "engine": engine_name(recipe, training.engine),
             "capacities": "redrawn" if recipe.fleet.redrawn else "fixed",
             "run": str(self.folder),
         }
