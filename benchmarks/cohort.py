@@ -5,9 +5,10 @@ Ten clients, two of each capacity from 1 to 1/16, 500 CIFAR-shaped images each, 
 on them. Time is split into training the cohort, and the rest of a round (averaging, checks, drift).
 
     python benchmarks/cohort.py --device cuda [--precision bf16] [--compiled] [--rounds 5]
-    python benchmarks/cohort.py --device cpu --precision fp32 --engines loop stack --clients 50 --mix income --images 50
+    python benchmarks/cohort.py --device cpu --images 30 [--clients 50 --mix income] [--engines loop crew auto]
 
-Ends with one JSON object.
+On a CPU the engines take turns round by round, and a speedup is the median of the ratios of rounds side by side: a
+machine that is busy with something else slows both. ``auto`` says what it chose. Ends with one JSON object.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from fedrolex import Classification, Examples, Recipe
-from fedrolex.engines import Engine, Graph, Loop, Stack
+from fedrolex.engines import Auto, Crew, Engine, Graph, Loop, Stack
 from fedrolex.models import preresnet18
 from fedrolex.runs import Training, prepare
 from fedrolex.tasks.partition import Partition
@@ -90,6 +91,39 @@ def timed(made: Training, rounds: int) -> tuple[list[float], list[float]]:
     return spent, [all_ - part for all_, part in zip(whole, spent, strict=True)]
 
 
+def in_turn(engines: Mapping[str, tuple[Training, Callable[[Training], Engine]]], rounds: int) -> dict[str, Any]:
+    """Rounds of all engines side by side: milliseconds, and how many times faster than the first."""
+    figures: dict[str, Any] = {}
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+    for name, (made, make) in engines.items():
+        made.engine = make(made)
+        start = time.perf_counter()
+        timed(made, 1)
+        figures[f"{name}_first_round_seconds"] = round(time.perf_counter() - start, 2)
+        if isinstance(made.engine, Auto) and made.engine.choice is not None:
+            figures[f"{name}_choice"] = str(made.engine.choice)
+            print(f"{name}: {made.engine.choice} ({made.engine.choice.why})")
+    for _ in range(rounds):
+        for name, (made, _) in engines.items():
+            train, rest = timed(made, 1)
+            spent[name].append((train[0], rest[0]))
+    first = spent[next(iter(engines))]
+    for name, pairs in spent.items():
+        whole = [sum(pair) for pair in pairs]
+        figures[f"{name}_round_ms"] = round(1000 * statistics.median(whole), 1)
+        figures[f"{name}_train_ms"] = round(1000 * statistics.median(train for train, _ in pairs), 1)
+        ratios = [sum(one) / sum(other) for one, other in zip(first, pairs, strict=True)]
+        figures[f"{name}_speedup"] = round(statistics.median(ratios), 2)
+        figures[f"{name}_speedup_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
+        steps = [one[0] / other[0] for one, other in zip(first, pairs, strict=True)]
+        figures[f"{name}_train_speedup"] = round(statistics.median(steps), 2)
+        print(
+            f"{name:5} {figures[f'{name}_round_ms']} ms a round ({1000 * min(whole):.1f} to {1000 * max(whole):.1f}), "
+            f"{figures[f'{name}_speedup']} times as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    return figures
+
+
 def wait() -> None:
     """For the device to be done."""
     if torch.cuda.is_available():
@@ -99,16 +133,19 @@ def wait() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
-    parser.add_argument("--precision", default="bf16", choices=["fp32", "tf32", "bf16"])
+    parser.add_argument("--precision", default=None, choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=10)
-    parser.add_argument("--engines", nargs="+", default=["loop", "graph"], choices=["loop", "stack", "graph"])
+    parser.add_argument("--engines", nargs="+", choices=["loop", "stack", "crew", "auto", "graph"])
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--mix", default="uniform", help="of capacities, as in recipes")
     options = parser.parse_args()
+    on_cpu = options.device == "cpu"
+    options.precision = options.precision or ("fp32" if on_cpu else "bf16")
+    options.engines = options.engines or (["loop", "auto"] if on_cpu else ["loop", "graph"])
     settings = [
         f"precision={options.precision}", f"client.batch={options.batch}", f"fleet.clients={options.clients}",
         f"fleet.cohort={options.clients}", f"fleet.capacities={options.mix}",
@@ -119,11 +156,20 @@ def main() -> None:
     known: dict[str, Callable[[Training], Engine]] = {
         "loop": lambda made: Loop(made.model, precision=precision),
         "stack": lambda made: Stack(made.model, precision=precision),
+        "crew": lambda made: Crew(made.model, precision=precision),
+        "auto": lambda made: Auto(made.model, precision=precision, rounds=1000),
         "graph": lambda made: Graph(made.model, precision=precision, compiled=options.compiled),
     }
     engines = {name: known[name] for name in options.engines}
     steps = -(-options.images // options.batch)
     figures: dict[str, Any] = {"precision": options.precision, "batch": options.batch, "compiled": options.compiled}
+    if on_cpu:
+        figures |= in_turn(
+            {name: (paper_cohort(recipe, options.images, options.width), make) for name, make in engines.items()},
+            options.rounds,
+        )
+        print(json.dumps(figures))
+        return
     for name, make in engines.items():
         made = paper_cohort(recipe, options.images, options.width)
         made.engine = make(made)
