@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.errors import FedrolexError
-from fedrolex.optimizer import Memory, adam, sgd
+from fedrolex.optimizer import Memory, Rate, adam, sgd
 
 Mask = Literal["none", "zero", "neg_inf"]
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -129,7 +129,7 @@ class LocalTraining:
         x: Tensor,
         y: Tensor,
         loss: Callable[[Tensor, Tensor], Tensor],
-        rate: float | Tensor,
+        rate: Rate,
         held: Tensor | None = None,
     ) -> Tensor:
         """One batch; returns its loss, still on the device.
@@ -148,7 +148,7 @@ class LocalTraining:
         """What a step makes smaller."""
         return loss(scores if held is None else masked(scores, held, self.mask), y)
 
-    def move(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: float | Tensor) -> None:
+    def move(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: Rate) -> None:
         """Change parameters and the optimiser's memory in place, by gradients that are used up."""
         if self.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

@@ -39,21 +39,23 @@ class Memory:
         self.count.zero_()
 
 
-def sgd(
-    parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: float | Tensor, momentum: float
-) -> None:
+Rate = float | Tensor | list[Tensor]
+"""A learning rate: a number, one on the device, or one for each parameter that broadcasts against it."""
+
+
+def sgd(parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: Rate, momentum: float) -> None:
     """Stochastic gradient descent with momentum; gradients are used up."""
     if momentum:
         torch._foreach_mul_(memory.first, momentum)
         torch._foreach_add_(memory.first, gradients)
         gradients = memory.first
-    if isinstance(rate, Tensor):
-        torch._foreach_sub_(parameters, torch._foreach_mul(gradients, rate))
-    else:
+    if isinstance(rate, int | float):
         torch._foreach_add_(parameters, gradients, alpha=-rate)
+    else:
+        torch._foreach_sub_(parameters, torch._foreach_mul(gradients, rate))
 
 
-def adam(parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: float | Tensor) -> None:
+def adam(parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: Rate) -> None:
     """Adam (Kingma and Ba, 2015) with its usual constants."""
     memory.count.add_(1)
     torch._foreach_lerp_(memory.first, gradients, 1 - BETA1)
@@ -64,5 +66,9 @@ def adam(parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate
     torch._foreach_div_(size, (1 - BETA2**memory.count).sqrt().to(dtype))
     torch._foreach_add_(size, EPSILON)
     change = torch._foreach_div(memory.first, size)
-    torch._foreach_mul_(change, (rate / (1 - BETA1**memory.count)).to(dtype))
+    start = 1 - BETA1**memory.count
+    if isinstance(rate, list):
+        torch._foreach_mul_(change, [(each / start).to(dtype) for each in rate])
+    else:
+        torch._foreach_mul_(change, (rate / start).to(dtype))
     torch._foreach_sub_(parameters, change)

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from fedrolex.client import Precision, Slot, in_precision
+from fedrolex.engines.batched import Batched
 from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
+from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import Loop, random_draws, why_failed
 from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle, words
@@ -72,11 +74,11 @@ class Graph:
         model: the server's model, to cut sub-models from; its weights are not used.
         precision: of the forward and backward pass.
         compiled: compile steps with ``torch.compile`` before they are captured (of models without buffers).
-        most: clients trained at once; larger cohorts run in waves.
+        most: clients trained at once; larger cohorts run in waves, and where memory does not do, in smaller ones.
     """
 
     def __init__(
-        self, model: nn.Module, *, precision: Precision = "fp32", compiled: bool = False, most: int = 64
+        self, model: nn.Module, *, precision: Precision = "fp32", compiled: bool = False, most: int = 256
     ) -> None:
         self.model = model
         self.precision = precision
@@ -86,6 +88,7 @@ class Graph:
         self.together = False
         self._ragged = Ragged(model, precision) if Ragged is not None else None
         self._at_rest: Ragged | None = None
+        self._batched = Batched(model, precision=precision)
         self._lanes: dict[tuple[object, ...], Lane] = {}
         self._steps: dict[tuple[torch.Size, ...], Callable[..., Tensor]] = {}
         if compiled:
@@ -93,31 +96,49 @@ class Graph:
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""
-        self.together = plan.deadline is None and len(plan.jobs) <= self.most
+        self.together, self._at_rest = False, None
         if plan.deadline is not None:
             yield from self.loop.run(plan)  # a captured step cannot be interrupted
             return
         ragged = self._ragged if self._ragged is not None and self._ragged.takes(plan) else None
-        self._at_rest = ragged if self.together else None
-        for start in range(0, len(plan.jobs), self.most):
-            jobs = plan.jobs[start : start + self.most]
-            yield from self._wave(plan, jobs) if ragged is None else ragged.run(plan, jobs)
+        train = ragged.run if ragged is not None else self._batched.run if self._batched.takes(plan) else self._wave
+        waiting = plan.jobs
+        while waiting:
+            wave, rest = waiting[: self.most], waiting[self.most :]
+            try:
+                answers = list(train(plan, wave))
+            except torch.OutOfMemoryError:
+                if len(wave) == 1:
+                    raise
+                self._forget()
+                self.most = -(-len(wave) // 2)
+                continue
+            self.together = len(wave) == len(plan.jobs)
+            self._at_rest = ragged if self.together else None
+            yield from answers
+            waiting = rest
+
+    def _forget(self) -> None:
+        """Give back what lanes hold on the device: a cohort did not fit, and is tried in smaller waves."""
+        self._lanes.clear()
+        self._batched = Batched(self.model, precision=self.precision)
+        if self._ragged is not None:
+            self._ragged = Ragged(self.model, self.precision)
+        torch.cuda.empty_cache()
 
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
         """The selective average of this round's uploads, where one kernel can take it."""
         return None if self._at_rest is None else self._at_rest.average(uploads, weights, label_axis)
 
     def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:
-        failures: dict[int, Failure] = {}
-        data: dict[int, Examples] = {}
+        data, failures = holdings(plan, jobs)
         lanes: list[tuple[Job, Lane]] = []
         taken: dict[tuple[object, ...], int] = {}
-        for job in jobs:
+        for job in (job for job in jobs if job.client in data):
             try:
-                data[job.client] = plan.task.client(job.client)
-                if not len(data[job.client]):
-                    raise ValueError("has no examples")
                 lanes.append((job, self._ready(plan, job, data[job.client], taken)))
+            except torch.OutOfMemoryError:
+                raise
             except Exception as failure:
                 failures[job.client] = Failure(job, why_failed(failure))
         self._load(plan, lanes)

@@ -41,6 +41,7 @@ class Task(ABC):
         classes: number of different targets.
         frozen: axes that capacities do not cut.
         random_inputs: whether :meth:`inputs` draws (augmentation).
+        ignored: a target that the loss leaves out, and does not count; None where there is none.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Task(ABC):
     classes: int
     frozen: Sequence[str]
     random_inputs: bool
+    ignored: int | None = None
 
     @property
     @abstractmethod

@@ -74,6 +74,7 @@ class NextWord(Task):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     random_inputs = False
     loss = staticmethod(token_loss)
+    ignored = PAD
 
     @property
     def clients(self) -> int:

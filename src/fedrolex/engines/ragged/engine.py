@@ -15,7 +15,8 @@ from torch import nn
 
 from fedrolex.client import LocalTraining, Precision
 from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
-from fedrolex.engines.loop import random_draws, why_failed
+from fedrolex.engines.holdings import holdings
+from fedrolex.engines.loop import random_draws
 from fedrolex.engines.ragged.cohort import Cohort, takes
 from fedrolex.engines.ragged.exchange import Exchange, plain
 from fedrolex.models.preresnet import PreResNet
@@ -97,16 +98,10 @@ class Ragged:
 
     def run(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:
         """Train clients at once; answers come in the order of the jobs."""
-        data: dict[int, Examples] = {}
-        failures: dict[int, Failure] = {}
+        data, failures = holdings(plan, jobs)
         for job in jobs:
-            try:
-                data[job.client] = plan.task.client(job.client)
-                if not len(data[job.client]):
-                    raise ValueError("has no examples")
-                self._check_last_batch(plan, len(data[job.client]))
-            except Exception as failure:
-                failures[job.client] = Failure(job, why_failed(failure))
+            if job.client in data and self._lonely(plan, len(data[job.client])):
+                failures[job.client] = Failure(job, "its last batch is one image: batch norm sees one value a channel")
         self._seats = self._seat(plan, [job for job in jobs if job.client not in failures], data)
         if self._seats:
             self._start(plan)
@@ -117,11 +112,10 @@ class Ragged:
         for job in jobs:
             yield answers[job.client]
 
-    def _check_last_batch(self, plan: RoundPlan, examples: int) -> None:
-        """Refuse what torch's batch norm refuses: a single value a channel."""
+    def _lonely(self, plan: RoundPlan, examples: int) -> bool:
+        """Whether a client has what torch's batch norm refuses to train on: a single value a channel."""
         assert isinstance(self.model, PreResNet)
-        if self.model.plan.size == 8 and examples % plan.client.batch == 1:
-            raise ValueError("its last batch is one image, of which batch norm sees one value a channel")
+        return self.model.plan.size == 8 and examples % plan.client.batch == 1
 
     # --- places ---
 

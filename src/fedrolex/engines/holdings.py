@@ -1,0 +1,24 @@
+"""What the clients of a cohort hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedrolex.engines.engine import Failure, Job, RoundPlan
+from fedrolex.engines.loop import why_failed
+from fedrolex.tasks.task import Examples
+
+
+def holdings(plan: RoundPlan, jobs: Sequence[Job]) -> tuple[dict[int, Examples], dict[int, Failure]]:
+    """The examples of every client, or why it has none, by client."""
+    data: dict[int, Examples] = {}
+    failures: dict[int, Failure] = {}
+    for job in jobs:
+        try:
+            found = plan.task.client(job.client)
+            if not len(found):
+                raise ValueError("has no examples")
+            data[job.client] = found
+        except Exception as failure:
+            failures[job.client] = Failure(job, why_failed(failure))
+    return data, failures
