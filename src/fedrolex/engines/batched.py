@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.client import Precision, in_precision
@@ -177,7 +178,8 @@ class Batched:
             rows = lane.counter * work.batch + within
             x, y = lane.x.index_select(1, rows), lane.y.index_select(1, rows)
             leaves = [parameter.detach().requires_grad_() for parameter in lane.parameters]
-            losses = every(leaves, [lane.tensors[name] for name in fixed], x, y, lane.held if masks else None)
+            with sdpa_kernel(SDPBackend.MATH):  # the others' gradients do not take stacked clients
+                losses = every(leaves, [lane.tensors[name] for name in fixed], x, y, lane.held if masks else None)
             gradients = list(torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True))
             busy = lane.counter * work.batch < lane.sizes
             with torch.no_grad():
