@@ -8,14 +8,18 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fedrolex import trace
+from fedrolex import Classification, Examples, Recipe, trace
 from fedrolex.client import LocalTraining, Slot
-from fedrolex.engines.ragged import exchange
+from fedrolex.engines import Graph, Loop
+from fedrolex.engines.ragged import exchange, tilings
 from fedrolex.engines.ragged.cohort import Cohort
 from fedrolex.models.preresnet import Plan, PreResNet
+from fedrolex.runs import prepare
 from fedrolex.runs.drift import Drift
 from fedrolex.slicing import Rolling
 from fedrolex.slicing.fold import Fold
+from fedrolex.tasks.partition import Partition
+from fedrolex.tasks.pixels import Pixels
 
 CPU = torch.device("cpu")
 CLASSES = 5
@@ -58,6 +62,12 @@ def steps_are_those_of_plain_torch() -> None:
             assert float((got - before[name] - wanted).norm()) <= 1e-3 * float(wanted.norm()), (client, name)
 
 
+def whole_sums_are_those_of_plain_torch() -> None:
+    """The same where one program has the whole sum of a convolution, as with many pixels."""
+    tilings.BUSY = 1
+    steps_are_those_of_plain_torch()
+
+
 def averages_are_those_of_the_fold() -> None:
     """Rolled windows, an idle place, weights, classes that not everyone holds; and the drift."""
     model = PreResNet(Plan(blocks=(1, 1), width=6, size=8, classes=CLASSES))
@@ -91,6 +101,35 @@ def averages_are_those_of_the_fold() -> None:
     for capacity, group in (("1", [0]), ("1/2", [2, 3])):
         along, own, mean = (sum(sums[place][which] for place in group) for which in range(3))
         assert abs(1 - along / (own * mean) ** 0.5 - wanted_drift[capacity]) < 1e-4
+
+
+def rounds_are_those_of_loop() -> None:
+    """Two cohorts of different composition, of clients with different numbers of images."""
+    rows = [range(0, 4), range(4, 7), range(7, 9), range(9, 13)]
+    x = torch.randint(0, 256, (13, 3, 8, 8), dtype=torch.uint8)
+    y = torch.arange(13) % CLASSES
+    data = Examples(x, y)
+    task = Classification(
+        "tiny",
+        lambda scale: PreResNet(Plan(blocks=(1, 1), width=4 * scale, size=8, classes=CLASSES)),
+        data,
+        data,
+        Partition.of(rows),
+        pixels=Pixels.of((0.5,) * 3, (0.25,) * 3, 1, True),
+    )
+    settings = ["fleet.cohort=2", "fleet.clients=4", 'fleet.capacities=["1", "1/2"]', "client.batch=2", "client.lr=0.1"]
+    settings += ["client.mask=zero", "method.rows=true", "client.clip=1.0"]
+    recipe = Recipe(device="cpu").with_settings(settings)
+    one, other = prepare(recipe, task), prepare(recipe, task)
+    one.engine, other.engine = Loop(one.model), Graph(other.model)
+    for _ in range(2):
+        rows_one, rows_other = one.run_round(), other.run_round()
+        assert other.engine._at_rest is not None
+        assert abs(rows_one["train_loss"] - rows_other["train_loss"]) < 1e-3
+        for capacity, drift in rows_one["drift"].items():
+            assert abs(drift - rows_other["drift"][capacity]) < 1e-3
+        for name, tensor in one.state.items():
+            torch.testing.assert_close(other.state[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,15 @@ BASE = [
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves are tested on this machine")
-@pytest.mark.parametrize("what", ["steps_are_those_of_plain_torch", "averages_are_those_of_the_fold"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "steps_are_those_of_plain_torch",
+        "whole_sums_are_those_of_plain_torch",
+        "averages_are_those_of_the_fold",
+        "rounds_are_those_of_loop",
+    ],
+)
 def test_interpreted(what: str) -> None:
     here = Path(__file__).parent
     done = subprocess.run(

@@ -113,9 +113,11 @@ class Values:
         begins: where a client's part of the four begins; pixel by pixel, channels last.
         value, active: before and after norm and ReLU.
         back, gradient: the gradient of the norm's output and of ``value``.
+        chunks: most parts that ``moments`` and ``sums`` are taken of.
         moments, sums: what the norm and its way back add up chunk by chunk, ``(2, chunks, channels)`` a client.
-        statistics: mean and 1 / deviation, ``(2, channels)`` a client.
-        places, moments_begin: where a client's part of ``statistics``, and of ``moments`` and ``sums``, begins.
+        statistics, totals: mean and 1 / deviation, and the sums over all chunks, ``(2, channels)`` a client.
+        places, moments_begin: where a client's part of the last two, and of the two before, begins.
+        described: whether ``statistics`` are there before the norm is taken.
     """
 
     side: int
@@ -125,11 +127,14 @@ class Values:
     active: Tensor
     back: Tensor
     gradient: Tensor
+    chunks: int
     moments: Tensor
     sums: Tensor
     statistics: Tensor
+    totals: Tensor
     places: list[int]
     moments_begin: list[int]
+    described: bool = False
 
     @staticmethod
     def of(
@@ -153,9 +158,11 @@ class Values:
             active=images(),
             back=images(),
             gradient=images(),
+            chunks=chunks,
             moments=sums(),
             sums=sums(),
             statistics=torch.zeros(places[-1], device=device),
+            totals=torch.zeros(places[-1], device=device),
             places=places[:-1],
             moments_begin=[chunks * place for place in places[:-1]],
         )

@@ -36,7 +36,7 @@ def takes(model: nn.Module, loss: object) -> bool:
         isinstance(model, PreResNet)
         and model.plan.norm == "static"
         and not model.plan.scaler
-        and model.plan.size % 8 == 0
+        and model.plan.size % 2 ** (len(model.plan.blocks) - 1) == 0
         and loss is nn.functional.cross_entropy
         and all(p.requires_grad and p.dtype is torch.float32 for p in model.parameters())
     )
@@ -83,6 +83,7 @@ class Cohort:
         self._targets = torch.zeros(clients, work.batch, dtype=torch.int64, device=device)
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._compiling = False
+        self._epsilon: float = models[0].norm.eps  # type: ignore[assignment]
         self._parts_size = self._weight_parts_size = 0
         self._split: dict[str, Parts] = {}
         self._squares_used = [0] * clients
@@ -162,7 +163,7 @@ class Cohort:
             backward.append(back)
             x = y
         forward += [self._activate("norm", x), *self._judge(x)]
-        backward.append([(False, launch) for launch in self._unnorm("norm", x, None, None)])
+        backward.append([(False, self._deactivate(x, None)), (False, self._unnorm("norm", x, None))])
         return forward, [launch for part in reversed(backward) for launch in part]
 
     def _fetch(self) -> None:
@@ -175,13 +176,18 @@ class Cohort:
         )  # fmt: skip
 
     def _values(self, side: int, channels: Sequence[int]) -> Values:
-        return Values.of(self.work.batch, side, channels, tilings.CHUNKS, self.low, self.device)
+        chunks = max(tilings.CHUNKS, -(-self.work.batch * side**2 // tilings.FEWEST))
+        return Values.of(self.work.batch, side, channels, chunks, self.low, self.device)
 
     def _convolve(
         self, convolutions: Sequence[tuple[str, Values]], out: Values, residual: Values | None = None
     ) -> list[Launch]:
         """The sum of convolutions of active values, and of the residual; and the moments of the result."""
-        launches, parts = self._products(convolutions, out, back=False)
+        shapes = self._shapes(convolutions, out)
+        if len(shapes) == 1 and shapes[0].parts == 1:
+            out.described = True
+            return [self._whole(*convolutions[0], out, shapes[0], residual), self._describe(out, shapes[0].rows)]
+        launches, parts = self._products(convolutions, shapes, out, back=False)
         table = self._table(parts.begins, out.begins, out.moments_begin, out.channels, parts.apart)
         shape = tilings.pixels(self.work.batch * out.side**2, out.channels)
         tiles = self._tiles(out, shape.chunk, shape.columns)
@@ -190,9 +196,9 @@ class Cohort:
             self._launch(
                 kernels.finish, (len(tiles),),
                 self._parts, (residual or out).value, out.value, out.moments, table, tiles, self._counts,
-                out.side**2, shape.chunk // shape.rows,
-                PARTS=parts.count, RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.rows,
-                COLS=shape.columns, ALIGN=_align(out.channels),
+                out.side**2, shape.chunk // shape.rows, out.chunks,
+                PARTS=parts.count, RESIDUAL=residual is not None, ROWS=shape.rows, COLS=shape.columns,
+                ALIGN=_align(out.channels),
             )  # fmt: skip
 
         return [*launches, finish]
@@ -201,28 +207,56 @@ class Cohort:
         self, norm: str, convolutions: Sequence[tuple[str, Values]], x: Values, residual: Values | None
     ) -> list[tuple[bool, Launch]]:
         """From the gradients of convolutions' results to that of ``x``, through the norm they share."""
-        launches, parts = self._products(convolutions, x, back=True)
-        return [(False, launch) for launch in (*launches, *self._unnorm(norm, x, residual, parts))]
+        shapes = self._shapes(convolutions, x)
+        if len(shapes) == 1 and shapes[0].parts == 1:
+            launches = [self._whole_back(*convolutions[0], x, shapes[0]), self._total(norm, x, shapes[0].rows)]
+            return [(False, launch) for launch in (*launches, self._unnorm(norm, x, residual, ready=True))]
+        launches, parts = self._products(convolutions, shapes, x, back=True)
+        launches += [self._deactivate(x, parts), self._unnorm(norm, x, residual)]
+        return [(False, launch) for launch in launches]
+
+    def _shapes(self, convolutions: Sequence[tuple[str, Values]], out: Values) -> list[Tiling]:
+        pixels = self.work.batch * out.side**2
+        return [tilings.product(pixels, x.channels, out.channels, self._side(name)) for name, x in convolutions]
 
     def _products(
-        self, convolutions: Sequence[tuple[str, Values]], out: Values, back: bool
+        self, convolutions: Sequence[tuple[str, Values]], shapes: Sequence[Tiling], out: Values, back: bool
     ) -> tuple[list[Launch], Parts]:
         """Convolutions, or with ``back`` the gradients of their inputs, in parts that are still to be added up."""
-        pixels, channels = self.work.batch * out.side**2, out.channels
-        shapes = [tilings.product(pixels, x.channels, channels, self._side(name)) for name, x in convolutions]
-        parts = Parts(sum(shape.parts for shape in shapes), [pixels * c for c in channels])
+        pixels = self.work.batch * out.side**2
+        parts = Parts(sum(shape.parts for shape in shapes), [pixels * channels for channels in out.channels])
         self._parts_size = max(self._parts_size, parts.size)
-        launches, done = [], 0
+        launches: list[Launch] = []
+        done = 0
         for (name, x), shape in zip(convolutions, shapes, strict=True):
-            launches.append(self._product(name, x, out, back, shape, parts.at(done), parts.apart))
+            where = (parts.at(done), x.channels, out.channels, parts.apart)
+            launches.append(self._product(name, x, out, shape, where, back=back))
             done += shape.parts
         return launches, parts
 
+    def _whole(self, name: str, x: Values, out: Values, shape: Tiling, residual: Values | None) -> Launch:
+        """A convolution with all that :func:`kernels.finish` does."""
+        where = (out.begins, x.channels, out.channels, [0] * self.clients, out.moments_begin)
+        return self._product(name, x, out, shape, where, back=False, whole=True, residual=residual)
+
+    def _whole_back(self, name: str, y: Values, x: Values, shape: Tiling) -> Launch:
+        """The way back through a convolution with all that :func:`kernels.deactivate` does."""
+        where = (x.begins, y.channels, x.channels, [0] * self.clients, x.moments_begin, x.places)
+        return self._product(name, y, x, shape, where, back=True, whole=True)
+
     def _product(
-        self, name: str, x: Values, out: Values, back: bool, shape: Tiling, places: list[int], apart: list[int]
+        self,
+        name: str,
+        x: Values,
+        out: Values,
+        shape: Tiling,
+        where: tuple[list[int], ...],
+        *,
+        back: bool,
+        whole: bool = False,
+        residual: Values | None = None,
     ) -> Launch:
-        weights = self.parameters.begins(f"{name}.weight")
-        table = self._table(x.begins, weights, places, x.channels, out.channels, apart)
+        table = self._table(x.begins, self.parameters.begins(f"{name}.weight"), *where)
         tiles = self._tiles(out, shape.rows, shape.columns)
         images = x.gradient if back else x.active
         side, stride = self._side(name), self._stride(name)
@@ -230,14 +264,50 @@ class Cohort:
         def launch() -> None:
             self._launch(
                 kernels.convolve, (len(tiles), shape.parts),
-                images, self.parameters.lowered, self._parts, table, tiles, self._counts,
-                x.side, x.side, out.side, out.side,
-                SIDE=side, STRIDE=stride, BACK=back, TAPS=side**2 // shape.parts,
-                ALIGN=_align(x.channels + out.channels), ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth,
+                images, self.parameters.lowered, (out.back if back else out.value) if whole else self._parts,
+                (residual or out).value, out.value, out.active, out.statistics, out.sums if back else out.moments,
+                table, tiles, self._counts, x.side, x.side, out.side, out.side, out.chunks,
+                SIDE=side, STRIDE=stride, BACK=back, TAPS=side**2 // shape.parts, WHOLE=whole,
+                RESIDUAL=residual is not None, ALIGN=_align(x.channels + out.channels),
+                ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth,
                 PRECISION=self.dots, num_warps=shape.warps, num_stages=shape.stages,
             )  # fmt: skip
 
         return launch
+
+    def _describe(self, x: Values, length: int) -> Launch:
+        """Statistics of values whose moments were taken of chunks of a length."""
+        table = self._table(x.begins, x.moments_begin, x.begins, x.begins, x.places, x.channels)
+        tiles, columns = self._columns(x)
+
+        def launch() -> None:
+            self._launch(
+                kernels.describe, (len(tiles),),
+                x.moments, x.statistics, table, tiles, self._counts, x.side**2, length, x.chunks, self._epsilon,
+                CHUNKS=tilings.CHUNKS, COLS=columns,
+            )  # fmt: skip
+
+        return launch
+
+    def _total(self, norm: str, x: Values, length: int) -> Launch:
+        """Sums over all chunks of a length."""
+        table = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
+        tiles, columns = self._columns(x)
+
+        def launch() -> None:
+            self._launch(
+                kernels.total, (len(tiles),),
+                x.sums, x.totals, self.parameters.gradients, table, tiles, self._counts, x.side**2, length, x.chunks,
+                CHUNKS=tilings.CHUNKS, COLS=columns,
+            )  # fmt: skip
+
+        return launch
+
+    def _columns(self, x: Values) -> tuple[Tensor, int]:
+        """Client and block of channels for every program, and how many channels that is."""
+        columns = 16
+        found = [(client, block) for client, c in enumerate(x.channels) for block in range(-(-c // columns))]
+        return torch.tensor(found, dtype=torch.int32, device=self.device), columns
 
     def _weigh(self, name: str, x: Values, out: Values) -> Launch:
         """The gradient of a convolution's filter."""
@@ -284,49 +354,51 @@ class Cohort:
         table = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
         shape = tilings.pixels(self.work.batch * x.side**2, x.channels)
         tiles = self._tiles(x, shape.block, shape.columns)
-        epsilon: float = self.model.get_submodule(norm).eps  # type: ignore[assignment]
 
         def launch() -> None:
             self._launch(
                 kernels.activate, (len(tiles),),
                 x.value, x.moments, self.parameters.values, x.active, x.statistics, table, tiles, self._counts,
-                x.side**2, shape.chunk, epsilon,
-                CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
+                x.side**2, shape.chunk, x.chunks, self._epsilon,
+                READY=x.described, CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
                 ALIGN=_align(x.channels),
             )  # fmt: skip
 
         return launch
 
-    def _unnorm(self, norm: str, x: Values, residual: Values | None, parts: Parts | None) -> list[Launch]:
-        """Back through ReLU and norm; without ``parts``, from the gradient of the mean over pixels."""
-        slots, begins, apart = (
-            (parts.count, parts.begins, parts.apart) if parts else (1, self._pooled_begin, x.channels)
-        )
-        down = self._table(begins, x.begins, x.moments_begin, x.places, x.channels, apart)
+    def _deactivate(self, x: Values, parts: Parts | None) -> Launch:
+        """Back through ReLU; without ``parts``, from the gradient of the mean over pixels."""
+        count, begins, apart = (parts.count, parts.begins, parts.apart) if parts else (1, self._pooled_begin, x.places)
+        table = self._table(begins, x.begins, x.moments_begin, x.places, x.channels, apart)
+        shape = tilings.pixels(self.work.batch * x.side**2, x.channels)
+        tiles = self._tiles(x, shape.chunk, shape.columns)
+
+        def launch() -> None:
+            self._launch(
+                kernels.deactivate, (len(tiles),),
+                self._pooled if parts is None else self._parts, x.value, x.active, x.statistics, x.back, x.sums,
+                table, tiles, self._counts, x.side**2, shape.chunk // shape.rows, x.chunks,
+                PARTS=count, POOLED=parts is None, ROWS=shape.rows, COLS=shape.columns, ALIGN=_align(x.channels),
+            )  # fmt: skip
+
+        return launch
+
+    def _unnorm(self, norm: str, x: Values, residual: Values | None, ready: bool = False) -> Launch:
+        """Back through the norm."""
         table = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
         shape = tilings.pixels(self.work.batch * x.side**2, x.channels)
-        chunks = self._tiles(x, shape.chunk, shape.columns)
         tiles = self._tiles(x, shape.block, shape.columns)
 
-        def deactivate() -> None:
-            self._launch(
-                kernels.deactivate, (len(chunks),),
-                self._pooled if parts is None else self._parts, x.value, x.active, x.statistics, x.back, x.sums,
-                down, chunks, self._counts, x.side**2, shape.chunk // shape.rows,
-                PARTS=slots, POOLED=parts is None, CHUNKS=shape.chunks, ROWS=shape.rows, COLS=shape.columns,
-                ALIGN=_align(x.channels),
-            )  # fmt: skip
-
-        def unnorm() -> None:
+        def launch() -> None:
             self._launch(
                 kernels.unnorm, (len(tiles),),
-                x.back, x.value, x.statistics, x.sums, self.parameters.values, (residual or x).gradient, x.gradient,
-                self.parameters.gradients, table, tiles, self._counts, x.side**2, shape.chunk,
-                RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
-                ALIGN=_align(x.channels),
+                x.back, x.value, x.statistics, x.sums, x.totals, self.parameters.values, (residual or x).gradient,
+                x.gradient, self.parameters.gradients, table, tiles, self._counts, x.side**2, shape.chunk, x.chunks,
+                READY=ready, RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.block,
+                COLS=shape.columns, ALIGN=_align(x.channels),
             )  # fmt: skip
 
-        return [deactivate, unnorm]
+        return launch
 
     def _judge(self, x: Values) -> list[Launch]:
         """Scores, losses and their gradients."""

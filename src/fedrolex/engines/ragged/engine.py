@@ -6,7 +6,9 @@ costs next to nothing, so the captured steps serve cohorts of every composition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,18 +17,19 @@ from torch import nn
 
 from fedrolex.client import LocalTraining, Precision
 from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
-from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import random_draws
 from fedrolex.engines.ragged.cohort import Cohort, takes
 from fedrolex.engines.ragged.exchange import Exchange, plain
 from fedrolex.models.preresnet import PreResNet
 from fedrolex.slicing.windows import Window
 from fedrolex.streams import shuffle
-from fedrolex.tasks.task import Examples, Task
+from fedrolex.tasks.classification import Classification
+from fedrolex.tasks.task import Task
 
 WIDE = 32  # channels of the first layer from which a client is wide
 SPARE = 2  # places more than needed, where more are needed than before
 REMEMBERED = 10_000
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on a CPU, for tests
 
 Widths = tuple[tuple[str, int], ...]
 
@@ -38,27 +41,27 @@ class Lane:
     Attributes:
         widths: of every place.
         cohort: their tensors.
-        stream, graph: the step, and what it runs on.
+        stream, step: what a step runs on, and the captured step; none and the plain one without a GPU.
     """
 
     widths: list[Widths]
     cohort: Cohort
     stream: Any
-    graph: Any
+    step: Callable[[], Any]
 
     def replay(self, steps: int) -> None:
         """As many steps, on the lane's own stream."""
-        with torch.cuda.stream(self.stream):
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             for _ in range(steps):
-                self.graph.replay()
+                self.step()
 
 
 @dataclass
 class Seat:
-    """A client's place in this round."""
+    """A client's place in this round, and how many images it has."""
 
     job: Job
-    data: Examples
+    images: int
     lane: Lane
     place: int
 
@@ -90,7 +93,8 @@ class Ragged:
             self._taken = takes(self.model, plan.task.loss)
         return (
             self._taken
-            and next(self.model.parameters()).is_cuda
+            and isinstance(plan.task, Classification)
+            and (next(self.model.parameters()).is_cuda or INTERPRETED)
             and plan.deadline is None
             and plain(plan.axes) is not None
             and not any(job.own or job.window.wiring for job in plan.jobs)
@@ -98,11 +102,12 @@ class Ragged:
 
     def run(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:
         """Train clients at once; answers come in the order of the jobs."""
-        data, failures = holdings(plan, jobs)
-        for job in jobs:
-            if job.client in data and self._lonely(plan, len(data[job.client])):
-                failures[job.client] = Failure(job, "its last batch is one image: batch norm sees one value a channel")
-        self._seats = self._seat(plan, [job for job in jobs if job.client not in failures], data)
+        task = plan.task
+        assert isinstance(task, Classification)
+        sizes = {job.client: len(task.parts[job.client]) for job in jobs}
+        refused = {job.client: self._why_not(plan, sizes[job.client]) for job in jobs}
+        failures = {job.client: Failure(job, why) for job in jobs if (why := refused[job.client]) is not None}
+        self._seats = self._seat(plan, [job for job in jobs if job.client not in failures], sizes)
         if self._seats:
             self._start(plan)
             for epoch in range(plan.client.epochs):
@@ -112,18 +117,23 @@ class Ragged:
         for job in jobs:
             yield answers[job.client]
 
-    def _lonely(self, plan: RoundPlan, examples: int) -> bool:
-        """Whether a client has what torch's batch norm refuses to train on: a single value a channel."""
+    def _why_not(self, plan: RoundPlan, images: int) -> str | None:
+        """Why a client cannot be trained: the same as in ``loop``."""
         assert isinstance(self.model, PreResNet)
-        return self.model.plan.size == 8 and examples % plan.client.batch == 1
+        if not images:
+            return "ValueError: has no examples"
+        halved = len(self.model.plan.blocks) - 1
+        if self.model.plan.size >> halved == 1 and images % plan.client.batch == 1:
+            return "ValueError: its last batch is one image, of which batch norm sees one value a channel"
+        return None
 
     # --- places ---
 
-    def _seat(self, plan: RoundPlan, jobs: Sequence[Job], data: Mapping[int, Examples]) -> list[Seat]:
+    def _seat(self, plan: RoundPlan, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Seat]:
         """A place for every job, building lanes where there are too few."""
         widths = [tuple(plan.axes.widths(job.window).items()) for job in jobs]
         needed = {each: widths.count(each) for each in widths}
-        room = max((len(data[job.client]) for job in jobs), default=0)
+        room = max((sizes[job.client] for job in jobs), default=0)
         short = any(count > self._needed.get(each, 0) for each, count in needed.items())
         if jobs and (short or room > self._room or plan.client != self._work):
             spare = SPARE if self._needed else 0
@@ -137,8 +147,8 @@ class Ragged:
         for job, wanted in zip(jobs, widths, strict=True):
             found = next(which for which, (_, _, each) in enumerate(free) if each == wanted)
             lane, place, _ = free.pop(found)
-            seats.append(Seat(job, data[job.client], lane, place))
-        return seats
+            seats.append(Seat(job, sizes[job.client], lane, place))
+        return sorted(seats, key=lambda seat: self.lanes.index(seat.lane))
 
     def _build(self, plan: RoundPlan, windows: Mapping[Widths, Window]) -> None:
         for widths, window in windows.items():
@@ -154,8 +164,7 @@ class Ragged:
             models = [self._models[widths] for widths in group]
             device = next(self.model.parameters()).device
             cohort = Cohort(models, plan.client, room=self._room, precision=self.precision, device=device)
-            cohort.compile()
-            self.lanes.append(Lane(group, cohort, *_captured(cohort, device)))
+            self.lanes.append(Lane(group, cohort, *_captured(cohort)))
         self._exchange = Exchange(plan.axes, [lane.cohort for lane in self.lanes])
 
     # --- a round ---
@@ -171,7 +180,7 @@ class Ragged:
             held = torch.zeros(lane.cohort.held.shape, dtype=torch.int8)
             for seat in self._seats:
                 if seat.lane is lane:
-                    sizes[seat.place] = len(seat.data)
+                    sizes[seat.place] = seat.images
                     if masked:
                         held[seat.place, self._labels_of(plan.task, seat)] = 1
             lane.cohort.sizes.copy_(torch.tensor(sizes, dtype=torch.int32))
@@ -181,30 +190,37 @@ class Ragged:
 
     def _fill(self, plan: RoundPlan, epoch: int) -> None:
         """The epoch's inputs, augmented for the whole cohort in one go."""
-        task, xs, draws = plan.task, [], []
+        task, orders, draws = plan.task, [], []
+        assert isinstance(task, Classification)
         for seat in self._seats:
             key = (plan.round, seat.job.client, epoch)
-            order = torch.from_numpy(shuffle(len(seat.data), plan.seed, "batches", *key))
+            orders.append(torch.from_numpy(shuffle(seat.images, plan.seed, "batches", *key)))
             if task.random_inputs:
-                draws.append(random_draws(len(seat.data), plan.seed, *key)[order])
-            order = order.to(seat.data.y.device, non_blocking=True)
-            xs.append(seat.data.x[order])
-            seat.lane.cohort.y[seat.place, : len(order)] = seat.data.y[order]
-        drawn = torch.cat(draws).to(xs[0].device, non_blocking=True) if draws else None
-        inputs = task.inputs(torch.cat(xs), drawn).permute(0, 2, 3, 1).split([len(x) for x in xs])
-        for seat, x in zip(self._seats, inputs, strict=True):
-            seat.lane.cohort.x[seat.place, : len(x), ..., : x.shape[-1]] = x
+                draws.append(random_draws(seat.images, plan.seed, *key)[orders[-1]])
+        found = task.gather([seat.job.client for seat in self._seats], orders)
+        drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if draws else None
+        inputs = task.inputs(found.x, drawn).permute(0, 2, 3, 1)
+        done = 0
         for lane in self.lanes:
-            lane.cohort.counter.zero_()
+            mine = [seat for seat in self._seats if seat.lane is lane]
+            count, cohort = sum(seat.images for seat in mine), lane.cohort
+            if count:
+                room = cohort.y.shape[1]
+                to = torch.cat([seat.place * room + torch.arange(seat.images) for seat in mine]).to(found.y.device)
+                cohort.y.view(-1)[to] = found.y[done : done + count]
+                cohort.x.flatten(0, 1)[to, ..., : inputs.shape[-1]] = inputs[done : done + count].to(cohort.x.dtype)
+                done += count
+            cohort.counter.zero_()
 
     def _train(self, plan: RoundPlan) -> None:
+        streams = [lane.stream for lane in self.lanes if lane.stream is not None]
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
         for lane in self.lanes:
-            lane.stream.wait_stream(torch.cuda.current_stream())
-        for lane in self.lanes:
-            longest = max((len(seat.data) for seat in self._seats if seat.lane is lane), default=0)
+            longest = max((seat.images for seat in self._seats if seat.lane is lane), default=0)
             lane.replay(-(-longest // plan.client.batch))
-        for lane in self.lanes:
-            torch.cuda.current_stream().wait_stream(lane.stream)
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
 
     def _answers(self, plan: RoundPlan) -> dict[int, Upload | Failure]:
         if not self._seats:
@@ -214,11 +230,11 @@ class Ragged:
         told = torch.stack([torch.stack(own), torch.stack(losses)]).tolist()
         found: dict[int, Upload | Failure] = {}
         for seat, total, loss in zip(self._seats, *told, strict=True):
-            steps = plan.client.epochs * -(-len(seat.data) // plan.client.batch)
+            steps = plan.client.epochs * -(-seat.images // plan.client.batch)
             labels = self._labels_of(plan.task, seat) if plan.tell_labels else None
             tensors = seat.lane.cohort.parameters.tensors(seat.place)
             good = True if total - total == 0 else None  # a sum that is not finite may still be one of finite values
-            found[seat.job.client] = Upload(seat.job, tensors, len(seat.data), loss / steps, steps, labels, good)
+            found[seat.job.client] = Upload(seat.job, tensors, seat.images, loss / steps, steps, labels, good)
         return found
 
     def _labels_of(self, task: Task, seat: Seat) -> list[int]:
@@ -226,7 +242,7 @@ class Ragged:
         if seat.job.client not in self._labels:
             if len(self._labels) >= REMEMBERED:
                 self._labels.clear()
-            self._labels[seat.job.client] = task.labels(seat.data).tolist()
+            self._labels[seat.job.client] = task.labels(task.client(seat.job.client)).tolist()
         return self._labels[seat.job.client]
 
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged:
@@ -256,14 +272,17 @@ class Ragged:
         )
 
 
-def _captured(cohort: Cohort, device: torch.device) -> tuple[Any, Any]:
-    """A stream and a graph of one step; nobody has images yet, so trying it out changes nothing."""
-    stream = torch.cuda.Stream(device)
+def _captured(cohort: Cohort) -> tuple[Any, Callable[[], Any]]:
+    """A stream, and a graph of one step; nobody has images yet, so trying it out changes nothing."""
+    if cohort.device.type != "cuda":
+        return None, cohort.step
+    cohort.compile()
+    stream = torch.cuda.Stream(cohort.device)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         cohort.step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         cohort.step()
-    return stream, graph
+    return stream, graph.replay

@@ -58,16 +58,21 @@ def fetch(
         tl.store(done + client, tl.load(done + client) + (count > 0).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["height", "width", "out_height", "out_width"])
+@triton.jit(do_not_specialize=["height", "width", "out_height", "out_width", "chunks"])
 def convolve(
-    images, weights, out, table, tiles, counts, height, width, out_height, out_width,
-    SIDE: tl.constexpr, STRIDE: tl.constexpr, BACK: tl.constexpr, TAPS: tl.constexpr, ALIGN: tl.constexpr,
+    images, weights, out, residual, values, active, statistics, sums, table, tiles, counts,
+    height, width, out_height, out_width, chunks,
+    SIDE: tl.constexpr, STRIDE: tl.constexpr, BACK: tl.constexpr, TAPS: tl.constexpr, WHOLE: tl.constexpr,
+    RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Convolution, or with ``BACK`` its gradient with respect to the images; ``TAPS`` of the filter a program.
 
     Table: where images, weights and output begin, channels in and out, distance of one part of the taps' sum
     to the next. Tiles: client, block of pixels, block of output channels.
+
+    With ``WHOLE`` a program has the whole sum and does the work of :func:`finish`, or going back of :func:`deactivate`,
+    on its block of pixels, which is a chunk. Table, further: where ``sums`` and ``statistics`` begin.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     client = tl.load(tiles + 3 * tile)
@@ -98,8 +103,33 @@ def convolve(
             place = (tap * ins + deep)[:, None] * outs + to[None, :]
         b = tl.load(weights + place, (deep < ins)[:, None] & (to < outs)[None, :], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    out += tl.load(row + 2) + part * tl.load(row + 5)
-    tl.store(out + pixels[:, None] * outs + to[None, :], acc, inside[:, None] & (to < outs)[None, :])
+    good = inside[:, None] & (to < outs)[None, :]
+    at = pixels[:, None] * outs + to[None, :]
+    if not WHOLE:
+        tl.store(out + tl.load(row + 2) + part * tl.load(row + 5) + at, acc, good)
+        return
+    at += tl.multiple_of(tl.load(row + 2), ALIGN)
+    if BACK:
+        acc = tl.where(tl.load(active + at, good, other=0.0).to(tl.float32) > 0, acc, 0.0)
+    elif RESIDUAL:
+        acc += tl.load(residual + at, good, other=0.0).to(tl.float32)
+    stored = acc.to(out.dtype.element_ty)
+    tl.store(out + at, stored, good)
+    value = tl.where(good, stored.to(tl.float32), 0.0)
+    first = tl.sum(value, 0)
+    if BACK:
+        statistics += tl.load(row + 7)
+        mean = tl.load(statistics + to, to < outs, other=0.0)
+        rstd = tl.load(statistics + outs + to, to < outs, other=0.0)
+        normed = (tl.load(values + at, good, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+        second = tl.sum(tl.where(good, value * normed, 0.0), 0)
+    else:
+        first = first / tl.minimum(ROWS, total - begin).to(tl.float32)
+        off = tl.where(good, value - first[None, :], 0.0)
+        second = tl.sum(off * off, 0)
+    sums += tl.load(row + 6) + (begin // ROWS) * outs
+    tl.store(sums + to, first, to < outs)
+    tl.store(sums + chunks * outs + to, second, to < outs)
 
 
 @triton.jit(do_not_specialize=["slots", "height", "width", "out_height", "out_width", "span"])
@@ -144,17 +174,16 @@ def weigh(
         tl.store(squares + client * slots + tl.load(tiles + 5 * tile + 4), tl.sum(tl.sum(acc * acc, 1), 0))
 
 
-@triton.jit(do_not_specialize=["area", "steps"])
+@triton.jit(do_not_specialize=["area", "steps", "chunks"])
 def finish(
-    parts, residual, out, moments, table, tiles, counts, area, steps,
-    PARTS: tl.constexpr, RESIDUAL: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, ALIGN: tl.constexpr,
+    parts, residual, out, moments, table, tiles, counts, area, steps, chunks,
+    PARTS: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Add up the parts of a convolution and the residual; mean and squared deviations of every chunk of pixels.
 
     Table: where parts, values (and residual), moments begin, channels, distance of the parts.
     Tiles: client, chunk (``steps`` blocks of ``ROWS`` pixels), block of channels. Moments: mean and sum of
-    squared deviations, ``(2, CHUNKS, channels)`` a client.
+    squared deviations, ``(2, chunks, channels)`` a client.
     """
     tile = tl.program_id(0)
     client, chunk = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
@@ -191,18 +220,95 @@ def finish(
         mean += (here - mean) * more / both
         count += more
     tl.store(moments + chunk * channels + channel, mean, channel < channels)
-    tl.store(moments + (CHUNKS + chunk) * channels + channel, square, channel < channels)
+    tl.store(moments + (chunks + chunk) * channels + channel, square, channel < channels)
 
 
-@triton.jit(do_not_specialize=["area", "length"])
+@triton.jit(do_not_specialize=["area", "length", "chunks"])
+def describe(
+    moments, statistics, table, tiles, counts, area, length, chunks, epsilon,
+    CHUNKS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Mean and 1 / deviation of a batch from the moments of its chunks, which are ``length`` pixels long.
+
+    Table: as for :func:`activate`. Tiles: client, block of channels.
+    """
+    tile = tl.program_id(0)
+    client = tl.load(tiles + 2 * tile)
+    total = tl.load(counts + client) * area
+    if total == 0:
+        return
+    row = table + 8 * client
+    moments += tl.load(row + 1)
+    statistics += tl.load(row + 4)
+    channels = tl.load(row + 5).to(tl.int32)
+    channel = tl.load(tiles + 2 * tile + 1) * COLS + tl.arange(0, COLS)
+    real = channel < channels
+    number = tl.cdiv(total, length)
+    mean = tl.zeros((COLS,), tl.float32)
+    for begin in range(0, number, CHUNKS):
+        means, _, share = _chunk(moments, begin, channel, channels, real, total, length, chunks, CHUNKS)
+        mean += tl.sum(means * share[:, None], 0)
+    mean = mean / total
+    square = tl.zeros((COLS,), tl.float32)
+    for begin in range(0, number, CHUNKS):
+        means, squares, share = _chunk(moments, begin, channel, channels, real, total, length, chunks, CHUNKS)
+        off = means - mean[None, :]
+        square += tl.sum(squares + off * off * share[:, None], 0)
+    tl.store(statistics + channel, mean, real)
+    tl.store(statistics + channels + channel, 1.0 / tl.sqrt(square / total + epsilon), real)
+
+
+@triton.jit
+def _chunk(moments, begin, channel, channels, real, total, length, chunks, CHUNKS: tl.constexpr):
+    """Means, squared deviations and sizes of some chunks."""
+    chunk = begin + tl.arange(0, CHUNKS)
+    share = tl.maximum(0, tl.minimum(length, total - chunk * length)).to(tl.float32)
+    here = real[None, :] & (share > 0)[:, None]
+    at = chunk[:, None] * channels + channel[None, :]
+    return tl.load(moments + at, here, other=0.0), tl.load(moments + chunks * channels + at, here, other=0.0), share
+
+
+@triton.jit(do_not_specialize=["area", "length", "chunks"])
+def total(
+    sums, totals, grads, table, tiles, counts, area, length, chunks, CHUNKS: tl.constexpr, COLS: tl.constexpr
+):  # fmt: skip
+    """The sums of :func:`deactivate` over all chunks; they are the gradients of shift and scale.
+
+    Table: as for :func:`unnorm`. Tiles: client, block of channels. Totals: ``(2, channels)`` a client.
+    """
+    tile = tl.program_id(0)
+    client = tl.load(tiles + 2 * tile)
+    pixels = tl.load(counts + client) * area
+    if pixels == 0:
+        return
+    row = table + 8 * client
+    sums += tl.load(row + 1)
+    totals += tl.load(row + 4)
+    channels = tl.load(row + 5).to(tl.int32)
+    channel = tl.load(tiles + 2 * tile + 1) * COLS + tl.arange(0, COLS)
+    real = channel < channels
+    first = tl.zeros((COLS,), tl.float32)
+    second = tl.zeros((COLS,), tl.float32)
+    for begin in range(0, tl.cdiv(pixels, length), CHUNKS):
+        ones, others, _ = _chunk(sums, begin, channel, channels, real, pixels, length, chunks, CHUNKS)
+        first += tl.sum(ones, 0)
+        second += tl.sum(others, 0)
+    tl.store(totals + channel, first, real)
+    tl.store(totals + channels + channel, second, real)
+    tl.store(grads + tl.load(row + 3) + channel, first, real)
+    tl.store(grads + tl.load(row + 2) + channel, second, real)
+
+
+@triton.jit(do_not_specialize=["area", "length", "chunks"])
 def activate(
-    values, moments, scales, out, statistics, table, tiles, counts, area, length, epsilon,
-    CHUNKS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGN: tl.constexpr,
+    values, moments, scales, out, statistics, table, tiles, counts, area, length, chunks, epsilon,
+    READY: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Batch norm with the batch's statistics, scale, shift and ReLU.
 
     Table: where values (and output), moments, scales, shifts, statistics begin, channels.
-    Tiles: client, block of pixels, block of channels. Statistics: mean and 1 / deviation, ``(2, channels)``.
+    Tiles: client, block of pixels, block of channels. Statistics: mean and 1 / deviation, ``(2, channels)``; taken
+    from the moments, of which there are at most ``CHUNKS``, unless they are ``READY``.
     """
     tile = tl.program_id(0)
     client, block = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
@@ -216,21 +322,19 @@ def activate(
     channels = tl.multiple_of(tl.load(row + 5).to(tl.int32), ALIGN)
     channel = tl.load(tiles + 3 * tile + 2) * COLS + tl.arange(0, COLS)
     real = channel < channels
-    chunk = tl.arange(0, CHUNKS)
-    share = tl.maximum(0, tl.minimum(length, total - chunk * length)).to(tl.float32)
-    here = real[None, :] & (share > 0)[:, None]
-    at = chunk[:, None] * channels + channel[None, :]
-    means = tl.load(moments + at, here, other=0.0)
-    squares = tl.load(moments + CHUNKS * channels + at, here, other=0.0)
-    mean = tl.sum(means * share[:, None], 0) / total
-    off = tl.where(here, means - mean[None, :], 0.0)
-    variance = (tl.sum(squares, 0) + tl.sum(off * off * share[:, None], 0)) / total
-    rstd = 1.0 / tl.sqrt(variance + epsilon)
+    if READY:
+        mean = tl.load(statistics + channel, real, other=0.0)
+        rstd = tl.load(statistics + channels + channel, real, other=0.0)
+    else:
+        means, squares, share = _chunk(moments, 0, channel, channels, real, total, length, chunks, CHUNKS)
+        mean = tl.sum(means * share[:, None], 0) / total
+        off = means - mean[None, :]
+        rstd = 1.0 / tl.sqrt(tl.sum(squares + off * off * share[:, None], 0) / total + epsilon)
+        if block == 0:
+            tl.store(statistics + channel, mean, real)
+            tl.store(statistics + channels + channel, rstd, real)
     scale = tl.load(scales + tl.load(row + 2) + channel, real, other=0.0)
     shift = tl.load(scales + tl.load(row + 3) + channel, real, other=0.0)
-    if block == 0:
-        tl.store(statistics + channel, mean, real)
-        tl.store(statistics + channels + channel, rstd, real)
     pixels = block * ROWS + tl.arange(0, ROWS)
     good = (pixels < total)[:, None] & real[None, :]
     at = pixels[:, None] * channels + channel[None, :]
@@ -239,16 +343,15 @@ def activate(
     tl.store(out + begin + at, tl.maximum(value, 0.0).to(out.dtype.element_ty), good)
 
 
-@triton.jit(do_not_specialize=["area", "steps"])
+@triton.jit(do_not_specialize=["area", "steps", "chunks"])
 def deactivate(
-    parts, values, active, statistics, out, sums, table, tiles, counts, area, steps,
-    PARTS: tl.constexpr, POOLED: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, ALIGN: tl.constexpr,
+    parts, values, active, statistics, out, sums, table, tiles, counts, area, steps, chunks,
+    PARTS: tl.constexpr, POOLED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Back through ReLU: add up the parts of its gradient, and sum it and its product with the normed values.
 
     Table: where parts, values (also active, output), sums, statistics begin, channels, distance of the parts.
-    ``POOLED``: the gradient is one of the mean over an image's pixels. Sums: ``(2, CHUNKS, channels)``.
+    ``POOLED``: the gradient is one of the mean over an image's pixels. Sums: ``(2, chunks, channels)``.
     """
     tile = tl.program_id(0)
     client, chunk = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
@@ -287,17 +390,21 @@ def deactivate(
         first += tl.sum(gradient, 0)
         second += tl.sum(tl.where(good, gradient * normed, 0.0), 0)
     tl.store(sums + chunk * channels + channel, first, real)
-    tl.store(sums + (CHUNKS + chunk) * channels + channel, second, real)
+    tl.store(sums + (chunks + chunk) * channels + channel, second, real)
 
 
-@triton.jit(do_not_specialize=["area", "length"])
+@triton.jit(do_not_specialize=["area", "length", "chunks"])
 def unnorm(
-    gradient, values, statistics, sums, scales, residual, out, grads, table, tiles, counts, area, length,
-    RESIDUAL: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGN: tl.constexpr,
+    gradient, values, statistics, sums, totals, scales, residual, out, grads, table, tiles, counts,
+    area, length, chunks,
+    READY: tl.constexpr, RESIDUAL: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Back through batch norm, plus the residual's gradient; the first block writes those of scale and shift.
+    """Back through batch norm, plus the residual's gradient.
 
-    Table: where values (also gradients), sums, scales, shifts (both also in grads), statistics begin, channels.
+    Table: where values (also gradients), sums, scales, shifts (both also in grads), statistics (also totals) begin,
+    channels. Sums are added up here, and the first block writes the gradients of scale and shift, unless the totals are
+    ``READY``.
     """
     tile = tl.program_id(0)
     client, block = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
@@ -312,14 +419,16 @@ def unnorm(
     channels = tl.multiple_of(tl.load(row + 5).to(tl.int32), ALIGN)
     channel = tl.load(tiles + 3 * tile + 2) * COLS + tl.arange(0, COLS)
     real = channel < channels
-    chunk = tl.arange(0, CHUNKS)
-    here = real[None, :] & (chunk * length < total)[:, None]
-    at = chunk[:, None] * channels + channel[None, :]
-    first = tl.sum(tl.load(sums + at, here, other=0.0), 0)
-    second = tl.sum(tl.load(sums + CHUNKS * channels + at, here, other=0.0), 0)
-    if block == 0:
-        tl.store(grads + shift_at + channel, first, real)
-        tl.store(grads + scale_at + channel, second, real)
+    if READY:
+        totals += tl.load(row + 4)
+        first = tl.load(totals + channel, real, other=0.0)
+        second = tl.load(totals + channels + channel, real, other=0.0)
+    else:
+        ones, others, _ = _chunk(sums, 0, channel, channels, real, total, length, chunks, CHUNKS)
+        first, second = tl.sum(ones, 0), tl.sum(others, 0)
+        if block == 0:
+            tl.store(grads + shift_at + channel, first, real)
+            tl.store(grads + scale_at + channel, second, real)
     mean = tl.load(statistics + channel, real, other=0.0)
     rstd = tl.load(statistics + channels + channel, real, other=0.0)
     scale = tl.load(scales + scale_at + channel, real, other=0.0)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CHUNKS = 64  # most parts of a batch that a norm's moments are taken of
+FEWEST = 64  # pixels of a block of a product, at least
 BUSY = 132  # programs that give every processor of a GPU one
 
 
