@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import resources
@@ -22,8 +22,11 @@ from fedrolex.data.images import NAMES
 from fedrolex.errors import FedrolexError
 from fedrolex.runs.compare import alternatives
 from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
+from fedrolex.runs.run import Progress as RoundDone
 from fedrolex.runs.run import Run, prepare
+from fedrolex.runs.side_by_side import draws, side_by_side
 from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
+from fedrolex.runs.training import Training, pick_device
 
 QUICKSTART = "digits"
 ACCURACIES = {
@@ -71,6 +74,9 @@ def train_command(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Key of every random choice.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="A,B,C", help="Several runs, one a seed.")] = None,
+    at_once: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs side by side.", show_default="4 on a GPU, else 1")
+    ] = None,
     data: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run.", show_default="runs/NAME-N")] = None,
     as_json: AsJson = False,
@@ -95,11 +101,15 @@ def train_command(
     for where, _ in plans.values():
         if where.exists():
             raise FedrolexError(f"{where} exists already: give another --out, or go on with: fedrolex resume {where}")
+    every = [
+        (what, where if len(chosen) == 1 else where / f"seed-{one}", replace(plan, seed=one))
+        for what, (where, plan) in plans.items()
+        for one in chosen
+    ]
+    together = at_once or (4 if pick_device(base.device).type == "cuda" else 1)
     results: list[dict[str, Any]] = []
-    for what, (where, plan) in plans.items():
-        for one in chosen:
-            place = where if len(chosen) == 1 else where / f"seed-{one}"
-            results.append({**_train(replace(plan, seed=one), place, what, as_json), "method": what})
+    for start in range(0, len(every), together):
+        results += _train(every[start : start + together], as_json)
     if as_json:
         typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1))
         return
@@ -126,7 +136,7 @@ def resume_command(
         )
     recipe = opened.recipe()
     recipe = recipe if data is None else replace(recipe, data=str(Path(data).resolve()))
-    summary = _go(opened, recipe, recipe.method.name, as_json)
+    (summary,) = _go([recipe.method.name], [opened], [prepare(recipe)], as_json)
     if as_json:
         typer.echo(json.dumps(summary, indent=1))
     else:
@@ -182,25 +192,34 @@ def _fresh(name: str) -> Path:
     return Path("runs", f"{name}-{number}")
 
 
-def _train(recipe: Recipe, folder: Path, what: str, quiet: bool) -> dict[str, Any]:
-    training = prepare(recipe)
-    run = Run.create(folder, recipe)
-    return _go(run, recipe, what, quiet, training)
+def _train(every: Sequence[tuple[str, Path, Recipe]], quiet: bool) -> list[dict[str, Any]]:
+    """Train recipes into folders; several go side by side, unless their models draw random numbers."""
+    trainings = [prepare(recipe) for _, _, recipe in every]
+    runs = [Run.create(folder, recipe) for _, folder, recipe in every]
+    names = [what for what, _, _ in every]
+    if len(every) > 1 and not any(draws(training.model) for training in trainings):
+        found = _go(names, runs, trainings, quiet)
+    else:
+        found = [_go([name], [run], [one], quiet)[0] for name, run, one in zip(names, runs, trainings, strict=True)]
+    return [{**summary, "method": what} for summary, what in zip(found, names, strict=True)]
 
 
-def _go(run: Run, recipe: Recipe, what: str, quiet: bool, training: Any = None) -> dict[str, Any]:
-    training = prepare(recipe) if training is None else training
+def _go(names: Sequence[str], runs: Sequence[Run], trainings: Sequence[Training], quiet: bool) -> list[dict[str, Any]]:
+    """Train runs to their ends, side by side if there are several."""
     try:
-        with _progress(recipe.rounds, what, quiet) as step:
-            return run.go(training, step)
+        with _progress(names, [run.recipe() for run in runs], quiet) as steps:
+            if len(runs) == 1:
+                return [runs[0].go(trainings[0], steps[0])]
+            return side_by_side(list(zip(runs, trainings, steps, strict=True)))
     except KeyboardInterrupt:
-        print(f"stopped after round {training.round}; go on with: fedrolex resume {run.folder}", file=sys.stderr)
+        for run, training in zip(runs, trainings, strict=True):
+            print(f"stopped after round {training.round}; go on with: fedrolex resume {run.folder}", file=sys.stderr)
         raise SystemExit(130) from None
 
 
 @contextmanager
-def _progress(rounds: int, what: str, quiet: bool) -> Iterator[Any]:
-    """Rounds, time left and accuracy on a terminal; nothing in a pipe."""
+def _progress(names: Sequence[str], recipes: Sequence[Recipe], quiet: bool) -> Iterator[list[RoundDone]]:
+    """Rounds, time left and accuracy of every run on a terminal; nothing in a pipe."""
     screen = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -210,20 +229,22 @@ def _progress(rounds: int, what: str, quiet: bool) -> Iterator[Any]:
         TextColumn("{task.fields[accuracy]}"),
     )
     with Progress(*columns, console=screen, disable=quiet or not screen.is_terminal) as bar:
-        task = bar.add_task(what, total=rounds, accuracy="")
+        yield [_step(bar, screen, name, recipe) for name, recipe in zip(names, recipes, strict=True)]
 
-        def step(row: dict[str, Any]) -> None:
-            for client, why in row["dropped"].items():
-                screen.print(
-                    f"round {row['round']}: client {client} dropped: {why}",
-                    highlight=False,
-                    markup=False,
-                    soft_wrap=True,
-                )
-            shown = f"{row['global_accuracy']:.1%}" if "global_accuracy" in row else bar.tasks[0].fields["accuracy"]
-            bar.update(task, completed=row["round"] + 1, accuracy=shown)
 
-        yield step
+def _step(bar: Progress, screen: Console, name: str, recipe: Recipe) -> RoundDone:
+    """What is shown of a run after every round."""
+    task = bar.add_task(f"{name}, seed {recipe.seed}", total=recipe.rounds, accuracy="")
+
+    def step(row: dict[str, Any]) -> None:
+        for client, why in row["dropped"].items():
+            said = f"round {row['round']}: client {client} dropped: {why}"
+            screen.print(said, highlight=False, markup=False, soft_wrap=True)
+        bar.update(task, completed=row["round"] + 1)
+        if "global_accuracy" in row:
+            bar.update(task, accuracy=f"{row['global_accuracy']:.1%}")
+
+    return step
 
 
 def show_results(screen: Console, results: list[dict[str, Any]]) -> None:

@@ -105,7 +105,9 @@ def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engin
 
 def engine_name(recipe: Recipe, engine: Engine) -> str:
     """What ran: the recipe's word, or what it was chosen to be; bits depend on it."""
-    return str(engine.choice) if isinstance(engine, Auto) and engine.choice is not None else recipe.engine
+    if isinstance(engine, Auto) and engine.choice is not None:
+        return str(engine.choice)
+    return "graph" if isinstance(engine, Graph) else recipe.engine
 
 
 def _open(recipe: Recipe, mask: Mask) -> tuple[Task, Fleet]:

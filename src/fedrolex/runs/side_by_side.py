@@ -1,0 +1,53 @@
+"""Several runs at once in one process: one cohort seldom fills a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedrolex.runs.run import Progress, Run
+from fedrolex.runs.training import Training
+
+Job = tuple[Run, Training, Progress | None]
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether a model draws random numbers while it trains; threads would share them, and no run be repeatable."""
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+
+
+def side_by_side(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Train runs to their end, each in a thread and on a stream of its own; their summaries.
+
+    The first that fails, and Ctrl-C, stop the others after the round they are in; all can be resumed.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        futures = [pool.submit(_go, *job, stop) for job in jobs]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            if not all(future.done() and future.exception() is None for future in futures):
+                stop.set()
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, KeyboardInterrupt)):
+        raise error
+    return [future.result() for future in futures]
+
+
+def _go(run: Run, training: Training, progress: Progress | None, stop: threading.Event) -> dict[str, Any]:
+    def step(row: dict[str, Any]) -> None:
+        if progress is not None:
+            progress(row)
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    device = next(training.model.parameters()).device
+    with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
+        return run.go(training, step)
