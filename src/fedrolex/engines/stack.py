@@ -69,6 +69,7 @@ class Stack:
         self.precision = precision
         self.fewest, self.most, self.stacked = fewest, most, stacked
         self.loop = Loop(model, precision=precision) if loop is None else loop
+        self.channels_last = True
         self._modules: dict[Shape, nn.Module] = {}
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
@@ -122,12 +123,23 @@ class Stack:
         """The answers of a unit's clients, in its order."""
         try:
             if len(unit.jobs) > 1:
-                yield from self._train(plan, unit)
+                yield from self._train_in_any_layout(plan, unit)
                 return
         except Exception as failure:
             yield from (Failure(job, why_failed(failure)) for job, _ in unit.jobs)
             return
         yield from self.loop.run(replace(plan, jobs=[job for job, _ in unit.jobs]))
+
+    def _train_in_any_layout(self, plan: RoundPlan, unit: Unit) -> list[Upload]:
+        """Channels last, or where this version of PyTorch does not take that inside ``vmap``, as tensors come."""
+        if self.channels_last:
+            try:
+                return self._train(plan, unit)
+            except RuntimeError as error:
+                if "memory_format" not in str(error):
+                    raise
+                self.channels_last = False
+        return self._train(plan, unit)
 
     def _train(self, plan: RoundPlan, unit: Unit) -> list[Upload]:
         """One stack: clients along the first dimension of everything."""
@@ -136,7 +148,7 @@ class Stack:
         if widths not in self._modules:
             self._modules[widths] = self.loop.cut(plan, group[0][0]).train()
         names = [name for name, p in self._modules[widths].named_parameters() if p.requires_grad]
-        stacked = _stacked(plan, [job for job, _ in group])
+        stacked = _stacked(plan, [job for job, _ in group], self.channels_last)
         parameters = [stacked[name] for name in names]
         memory = Memory.of(parameters)
         held = _held(task, [data for _, data in group]) if work.mask != "none" else None
@@ -186,18 +198,19 @@ class Stack:
         return gradient
 
 
-def _stacked(plan: RoundPlan, jobs: Sequence[Job]) -> dict[str, Tensor]:
-    """Every client's part of the server's tensors; those of four dimensions channels last, for convolutions."""
+def _stacked(plan: RoundPlan, jobs: Sequence[Job], channels_last: bool) -> dict[str, Tensor]:
+    """Every client's part of the server's tensors, clients first."""
     known: dict[tuple[object, ...], dict[str, Tensor]] = {}  # clients of one window get the same
     for job in jobs:
         if (job.window, job.capacity) not in known:
             known[job.window, job.capacity] = plan.axes.take({**plan.state, **job.own}, job.window)
     parts = [known[job.window, job.capacity] for job in jobs]
-    return {name: _channels_last(torch.stack([part[name] for part in parts])) for name in parts[0]}
+    stacked = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+    return {name: _channels_last(tensor) for name, tensor in stacked.items()} if channels_last else stacked
 
 
 def _channels_last(stack: Tensor) -> Tensor:
-    """The same values, those of every client channels last where they have four dimensions."""
+    """The same values; those of a convolution's weights, of four dimensions a client, channels last."""
     return stack.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if stack.dim() == 5 else stack
 
 
