@@ -1,25 +1,38 @@
-"""One round of the paper's cohort on several engines, in turn, on the same machine at the same precision.
+"""One round of the paper's cohort on several engines, on the same machine at the same precision.
 
 Ten clients, two of each capacity from 1 to 1/16, 500 CIFAR-shaped images each, PreResNet18, batch 10 with SGD
-(momentum, clipping, label masks: the paper's settings). Images are random: the time of a step does not depend
-on them. Time is split into training the cohort, and the rest of a round (averaging, checks, drift).
+(clipping, label masks: the paper's settings). Images are random: the time of a step does not depend on them.
 
-    python benchmarks/cohort.py --device cuda [--precision bf16] [--compiled] [--rounds 5]
+    python benchmarks/cohort.py --device cuda [--precision bf16] [--rounds 20] [--batch 128 --optimizer adam]
+    python benchmarks/cohort.py --device cuda --seeds 4 [--engines graph]
+    python benchmarks/cohort.py --device cuda --words --clients 200
     python benchmarks/cohort.py --device cpu --images 30 [--clients 50 --mix income] [--engines loop crew auto]
 
-On a CPU the engines take turns round by round, and a speedup is the median of the ratios of rounds side by side: a
-machine that is busy with something else slows both. ``auto`` says what it chose. Ends with one JSON object.
+On a GPU a round is everything but evaluation; its parts (load, train, fold) are timed in rounds of their own, waiting
+for the device after each. ``--seeds`` trains so many cohorts side by side. On a CPU the engines take turns round by
+round, and a speedup is the median of the ratios of rounds side by side: a machine that is busy with something else
+slows both. ``auto`` says what it chose. Ends with one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
+import shutil
 import statistics
+import subprocess
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedrolex import Classification, Examples, Recipe
@@ -43,12 +56,28 @@ def paper_cohort(recipe: Recipe, images: int, width: int) -> Training:
         "random",
         lambda scale: preresnet18(width=width * scale),
         data,
-        data.rows(torch.arange(100)),
+        data.rows(torch.arange(clients * images).repeat(2)[:10_000]),
         Partition.of(range(i * images, (i + 1) * images) for i in range(clients)),
         pixels=Pixels.of((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), 4, True),
         classes=10,
     )
     return prepare(recipe, task)
+
+
+def word_cohort(recipe: Recipe) -> Training:
+    """Users with 25 to 128 sentences of random words, and the paper's Transformer of 3 million parameters."""
+    draw = np.random.default_rng(0)
+    chances = 1 / (np.arange(12_000) + 5)
+    chances /= chances.sum()
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = folder / "users.jsonl"
+    with open(file, "w") as out:
+        for user in range(3 * (recipe.fleet.cohort or 200)):
+            count = int(draw.integers(25, 129))
+            said = [" ".join(f"w{w}" for w in draw.choice(12_000, 12, p=chances)) for _ in range(count)]
+            out.write(json.dumps({"user": f"u{user}", "sentences": said}) + "\n")
+    return prepare(recipe.with_settings([f"task.data={file}"]))
 
 
 def timed(made: Training, rounds: int) -> tuple[list[float], list[float]]:
@@ -130,27 +159,169 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+def rounds_of(made: Training, rounds: int) -> list[float]:
+    """Milliseconds of whole rounds."""
+    found = []
+    for _ in range(rounds):
+        wait()
+        start = time.perf_counter()
+        row = made.run_round()
+        wait()
+        found.append(1000 * (time.perf_counter() - start))
+        assert not row["dropped"], row["dropped"]
+    return found
+
+
+def parts_of(made: Training, rounds: int) -> dict[str, float]:
+    """Milliseconds of the parts of a round, median: load, train, fold, other; and of an evaluation."""
+    engine: Any = made.engine
+    inner = engine._ragged if engine._ragged is not None and engine._at_rest is not None else engine._batched
+    spent: dict[str, list[float]] = {"load": [], "train": [], "fold": []}
+    names = {"load": ("_start", "_fill"), "train": ("_train",)}
+
+    def watched(what: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            wait()
+            start = time.perf_counter()
+            found = work(*arguments)
+            wait()
+            spent[what][-1] += 1000 * (time.perf_counter() - start)
+            return found
+
+        return run
+
+    before = {(inner, name): getattr(inner, name) for group in names.values() for name in group}
+    for what, group in names.items():
+        for name in group:
+            setattr(inner, name, watched(what, getattr(inner, name)))
+    engine.average = watched("fold", engine.average)
+    whole = []
+    for _ in range(rounds):
+        for parts in spent.values():
+            parts.append(0.0)
+        whole += rounds_of(made, 1)
+    for (owner, name), work in before.items():
+        setattr(owner, name, work)
+    del engine.average
+    found = {f"{what}_ms": round(statistics.median(parts), 1) for what, parts in spent.items()}
+    found["other_ms"] = round(statistics.median(whole) - sum(found.values()), 1)
+    made.evaluate()
+    wait()
+    start = time.perf_counter()
+    made.evaluate()
+    wait()
+    return {**found, "evaluate_ms": round(1000 * (time.perf_counter() - start), 1)}
+
+
+@contextmanager
+def utilisation() -> Iterator[list[float]]:
+    """How busy the GPU is inside, in percent of the time, as its driver says; nothing where it does not."""
+    seen: list[float] = []
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+    try:
+        driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        yield seen
+        return
+
+    def read() -> None:
+        for line in driver.stdout or ():
+            with suppress(ValueError):
+                seen.append(float(line))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield seen
+    finally:
+        driver.terminate()
+        reader.join(2)
+
+
+def seeds_together(makes: list[Callable[[], Training]], rounds: int) -> float:
+    """Milliseconds of a round of one seed, where all are trained side by side."""
+    made = [make() for make in makes]
+
+    def train(one: Training) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(rounds):
+                one.run_round()
+            torch.cuda.current_stream().synchronize()
+
+    with ThreadPoolExecutor(len(made)) as pool:
+        list(pool.map(train, made))  # compile and capture
+        wait()
+        start = time.perf_counter()
+        list(pool.map(train, made))
+        wait()
+    return 1000 * (time.perf_counter() - start) / rounds / len(made)
+
+
+def on_gpu(options: argparse.Namespace, makes: Mapping[str, Callable[[], Training]]) -> dict[str, Any]:
+    """Rounds of every engine, their parts, and how far from what the GPU could do."""
+    figures: dict[str, Any] = {"gpu": torch.cuda.get_device_name(0)}
+    for name, make in makes.items():
+        torch.cuda.reset_peak_memory_stats()
+        made = make()
+        figures[f"{name}_first_round_seconds"] = round(rounds_of(made, 1)[0] / 1000, 2)
+        rounds_of(made, 0 if name == "loop" else 2)
+        with utilisation() as seen:
+            whole = rounds_of(made, options.rounds if name != "loop" else max(2, options.rounds // 10))
+        figures[f"{name}_round_ms"] = round(statistics.median(whole), 1)
+        figures[f"{name}_round_range_ms"] = [round(min(whole), 1), round(max(whole), 1)]
+        figures[f"{name}_utilisation_percent"] = round(statistics.mean(seen[1:]), 1) if len(seen) > 1 else None
+        if name == "graph":
+            figures |= {f"{name}_{part}": ms for part, ms in parts_of(made, options.rounds).items()}
+        figures[f"{name}_peak_mib"] = torch.cuda.max_memory_allocated() // 2**20
+        print(f"{name:5} {figures[f'{name}_round_ms']} ms a round ({min(whole):.1f} to {max(whole):.1f})", flush=True)
+        del made
+        torch.cuda.empty_cache()
+    if options.seeds > 1:
+        together = seeds_together([makes["graph"]] * options.seeds, options.rounds)
+        figures["seeds"] = options.seeds
+        figures["seed_round_ms"] = round(together, 1)
+        figures["seeds_speedup"] = round(figures["graph_round_ms"] / together, 2)
+        print(f"{options.seeds} seeds side by side: {together:.1f} ms a seed and round")
+    if "loop" in makes and "graph" in makes:
+        figures["graph_speedup"] = round(figures["loop_round_ms"] / figures["graph_round_ms"], 2)
+    if "graph" in makes and not options.words and options.mix == "uniform" and options.clients == 10:
+        floor = FLOOR * options.images / 10
+        figures["floor_ratio"] = round(figures["graph_train_ms"] / floor, 2)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default=None, choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=None, help="timed; 5 on a CPU, 20 on a GPU")
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=None, help="10, with words 8")
+    parser.add_argument("--optimizer", default=None, choices=["sgd", "adam"])
     parser.add_argument("--engines", nargs="+", choices=["loop", "stack", "crew", "auto", "graph"])
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--mix", default="uniform", help="of capacities, as in recipes")
+    parser.add_argument("--words", action="store_true", help="next-word prediction instead of images")
+    parser.add_argument("--seeds", type=int, default=1, help="cohorts side by side")
     options = parser.parse_args()
     on_cpu = options.device == "cpu"
     options.precision = options.precision or ("fp32" if on_cpu else "bf16")
     options.engines = options.engines or (["loop", "auto"] if on_cpu else ["loop", "graph"])
+    options.rounds = options.rounds or (5 if on_cpu else 20)
+    options.batch = options.batch or (8 if options.words else 10)
+    options.optimizer = options.optimizer or ("adam" if options.words else "sgd")
     settings = [
-        f"precision={options.precision}", f"client.batch={options.batch}", f"fleet.clients={options.clients}",
-        f"fleet.cohort={options.clients}", f"fleet.capacities={options.mix}",
-        "client.lr=0.02", "client.weight_decay=5e-4", "client.clip=1.0", "client.mask=zero", "method.rows=true",
+        f"precision={options.precision}", f"client.batch={options.batch}", f"client.optimizer={options.optimizer}",
+        f"client.lr={0.001 if options.optimizer == 'adam' else 0.02}", f"fleet.cohort={options.clients}",
+        f"fleet.capacities={options.mix}",
     ]  # fmt: skip
+    if options.words:
+        settings += ["task=words", "fleet.clients=null", "task.vocabulary=10000"]
+    else:
+        settings += [f"fleet.clients={options.clients}", "client.weight_decay=5e-4", "client.clip=1.0"]
+        settings += ["client.mask=zero", "method.rows=true"]
     recipe = Recipe(device=options.device).with_settings(settings)
     precision: Any = options.precision
     known: dict[str, Callable[[Training], Engine]] = {
@@ -161,39 +332,20 @@ def main() -> None:
         "graph": lambda made: Graph(made.model, precision=precision, compiled=options.compiled),
     }
     engines = {name: known[name] for name in options.engines}
-    steps = -(-options.images // options.batch)
-    figures: dict[str, Any] = {"precision": options.precision, "batch": options.batch, "compiled": options.compiled}
-    if on_cpu:
-        figures |= in_turn(
-            {name: (paper_cohort(recipe, options.images, options.width), make) for name, make in engines.items()},
-            options.rounds,
-        )
-        print(json.dumps(figures))
-        return
-    for name, make in engines.items():
-        made = paper_cohort(recipe, options.images, options.width)
+
+    def cohort() -> Training:
+        return word_cohort(recipe) if options.words else paper_cohort(recipe, options.images, options.width)
+
+    def with_engine(make: Callable[[Training], Engine]) -> Training:
+        made = cohort()
         made.engine = make(made)
-        start = time.perf_counter()
-        timed(made, 1)
-        figures[f"{name}_first_round_seconds"] = round(time.perf_counter() - start, 2)
-        train, rest = timed(made, options.rounds if name != "loop" else max(2, options.rounds // 3))
-        both = [a + b for a, b in zip(train, rest, strict=True)]
-        figures[f"{name}_round_ms"] = round(1000 * statistics.median(both), 1)
-        figures[f"{name}_train_ms"] = round(1000 * statistics.median(train), 1)
-        figures[f"{name}_rest_ms"] = round(1000 * statistics.median(rest), 1)
-        figures[f"{name}_step_ms"] = round(1000 * statistics.median(train) / steps, 3)
-        spread = f"{1000 * min(both):.1f} to {1000 * max(both):.1f}"
-        print(
-            f"{name:5} {figures[f'{name}_round_ms']} ms a round ({spread}), training {figures[f'{name}_train_ms']} ms"
-        )
-        if torch.cuda.is_available():
-            figures[f"{name}_peak_mib"] = torch.cuda.max_memory_allocated() // 2**20
-            torch.cuda.reset_peak_memory_stats()
-    for name in engines:
-        if name != "loop" and "loop" in engines:
-            figures[f"{name}_speedup"] = round(figures["loop_round_ms"] / figures[f"{name}_round_ms"], 2)
-    if "graph" in engines and options.mix == "uniform" and options.clients == 10:
-        figures["floor_ratio"] = round(figures["graph_step_ms"] / FLOOR, 2)
+        return made
+
+    figures: dict[str, Any] = {"precision": options.precision, "batch": options.batch, "optimizer": options.optimizer}
+    if on_cpu:
+        figures |= in_turn({name: (cohort(), make) for name, make in engines.items()}, options.rounds)
+    else:
+        figures |= on_gpu(options, {name: partial(with_engine, make) for name, make in engines.items()})
     print(json.dumps(figures))
 
 
