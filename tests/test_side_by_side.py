@@ -15,7 +15,7 @@ from fedrolex import FedrolexError, Recipe
 from fedrolex.cli.app import app
 from fedrolex.runs import checkpoint, prepare
 from fedrolex.runs.run import Run
-from fedrolex.runs.side_by_side import draws, side_by_side
+from fedrolex.runs.side_by_side import fits, side_by_side
 
 SMALL = ["rounds=3", "task.limit=200", "fleet.clients=8", "fleet.cohort=4", "task.width=8", "compare=false"]
 
@@ -55,9 +55,12 @@ def _broken() -> dict[str, Any]:
     raise FedrolexError("broken")
 
 
-def test_models_that_draw_are_noticed() -> None:
-    assert draws(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1)))
-    assert not draws(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
+def test_what_would_not_give_the_same_bits_goes_alone() -> None:
+    training = prepare(Recipe(device="cpu", engine="loop").with_settings(SMALL))
+    assert fits(training)
+    training.model.add_module("extra", torch.nn.Dropout(0.1))
+    assert not fits(training)
+    assert not fits(prepare(Recipe(device="cpu", engine="crew").with_settings(SMALL)))
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedrolex.runs.compare import alternatives
 from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
 from fedrolex.runs.run import Progress as RoundDone
 from fedrolex.runs.run import Run, prepare
-from fedrolex.runs.side_by_side import draws, side_by_side
+from fedrolex.runs.side_by_side import fits, side_by_side
 from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
 from fedrolex.runs.training import Training, pick_device
 
@@ -193,11 +193,11 @@ def _fresh(name: str) -> Path:
 
 
 def _train(every: Sequence[tuple[str, Path, Recipe]], quiet: bool) -> list[dict[str, Any]]:
-    """Train recipes into folders; several go side by side, unless their models draw random numbers."""
+    """Train recipes into folders; several go side by side, if they can."""
     trainings = [prepare(recipe) for _, _, recipe in every]
     runs = [Run.create(folder, recipe) for _, folder, recipe in every]
     names = [what for what, _, _ in every]
-    if len(every) > 1 and not any(draws(training.model) for training in trainings):
+    if len(every) > 1 and all(fits(training) for training in trainings):
         found = _go(names, runs, trainings, quiet)
     else:
         found = [_go([name], [run], [one], quiet)[0] for name, run, one in zip(names, runs, trainings, strict=True)]

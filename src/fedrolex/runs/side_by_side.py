@@ -11,15 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedrolex.engines import Graph, Loop
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training
 
 Job = tuple[Run, Training, Progress | None]
 
 
-def draws(model: nn.Module) -> bool:
-    """Whether a model draws random numbers while it trains; threads would share them, and no run be repeatable."""
-    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+def fits(training: Training) -> bool:
+    """Whether a run can go beside others and still give the same bits.
+
+    Not if its model draws random numbers while it trains, which threads would share, nor if its engine has threads of
+    its own.
+    """
+    dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in training.model.modules())
+    return not dropout and isinstance(training.engine, Loop | Graph)
 
 
 def side_by_side(jobs: Sequence[Job]) -> list[dict[str, Any]]:
