@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedrolex import FedrolexError
+from fedrolex import FedrolexError, train
 from fedrolex.engines import Auto, Choice, Crew, Loop
 from fedrolex.engines import auto as autos
 from fedrolex.engines import crew as crews
@@ -207,3 +207,10 @@ def interrupted_once(join: Any) -> Any:
         return join(thread, *args)
 
     return wait
+
+
+def test_handing_over_to_loop_is_said_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Recipe(device="cpu", engine="crew").with_settings(["rounds=1", "deadline=100", "task.limit=200"])
+    trained = train(recipe, out=tmp_path / "run")
+    assert "engine: loop (only it can interrupt a client at its deadline)" in capsys.readouterr().err
+    assert trained.summary["engine"] == "loop"

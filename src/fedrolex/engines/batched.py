@@ -19,15 +19,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.client import Precision, in_precision
+from fedrolex.engines.captured import captured
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.holdings import holdings
-from fedrolex.engines.stack import _clip as clip_each
+from fedrolex.engines.stack import clip_each
 from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle
 from fedrolex.tasks.task import Examples
 
 PLACES = 16  # clients in one step
-WARM_UP = 3
 
 Widths = tuple[tuple[str, int], ...]
 
@@ -191,18 +191,8 @@ class Batched:
 
         if lane.stream is None:
             return step
-        lane.stream.wait_stream(torch.cuda.current_stream())
-        with lane.on_stream():
-            for _ in range(WARM_UP):
-                lane.counter.zero_()
-                step()
-        lane.counter.zero_()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=lane.stream):
-            step()
         lane.read.append(within)
-        return graph.replay
+        return captured(step, lane.counter.zero_, lane.stream)
 
     # --- a round ---
 

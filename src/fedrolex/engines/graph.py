@@ -2,9 +2,8 @@
 
 Shapes depend on the widths alone, so a step is captured once for every (widths, place in the cohort) and
 serves all rounds: a round loads parameters, fills the data buffers, and replays. The graph counts its own
-batches; learning rate and label mask are tensors it reads. Each graph is captured on its own stream, because
-streams have workspaces of their own: graphs captured on one stream and replayed side by side would overwrite
-each other's.
+batches; learning rate and label mask are tensors it reads. Cohorts of PreResNets, and of many small clients, have
+better ways (:mod:`.ragged`, :mod:`.batched`) and are passed on to them.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from torch.func import functional_call, grad_and_value
 
 from fedrolex.client import Precision, Slot, in_precision
 from fedrolex.engines.batched import Batched
+from fedrolex.engines.captured import captured
 from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
 from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import Loop, random_draws, why_failed
@@ -31,8 +31,6 @@ try:
     from fedrolex.engines.ragged import Ragged
 except ImportError:  # no Triton on this machine
     Ragged = None  # type: ignore[assignment,misc]
-
-WARM_UP = 3
 
 
 @dataclass
@@ -215,23 +213,13 @@ class Graph:
 
         if lane.stream is None:
             return step
-        lane.stream.wait_stream(torch.cuda.current_stream())
+        lane.read.append(within)
+        lane.slot.module.train()
         fastest = not torch.are_deterministic_algorithms_enabled()
         with torch.backends.cudnn.flags(
             enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=self.precision != "fp32"
         ):
-            with lane.on_stream():
-                lane.slot.module.train()
-                for _ in range(WARM_UP):
-                    lane.counter.zero_()
-                    step()
-            lane.counter.zero_()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=lane.stream):
-                step()
-        lane.read.append(within)
-        return graph.replay
+            return captured(step, lane.counter.zero_, lane.stream)
 
     def _compiled_step(self, plan: RoundPlan, lane: Lane) -> Callable[..., Tensor]:
         """The step as one compiled function of its tensors, shared by all lanes of the same widths."""

@@ -161,7 +161,7 @@ class Stack:
                     self.loop.go_on(plan, 0.0, steps)
                     gradients, losses = gradient(parameters, x, y, held)
                     with torch.no_grad():
-                        _clip(gradients, work.clip)
+                        clip_each(gradients, work.clip)
                         unclipped.move(parameters, gradients, memory, rate)
                     total += losses
                     steps += 1
@@ -238,7 +238,7 @@ def _held(task: Task, every: Sequence[Examples]) -> Tensor:
     return held
 
 
-def _clip(gradients: Sequence[Tensor], most: float | None) -> None:
+def clip_each(gradients: Sequence[Tensor], most: float | None) -> None:
     """Shorten every client's gradient to a norm of ``most``, in place."""
     if most is None:
         return

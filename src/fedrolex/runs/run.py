@@ -107,6 +107,8 @@ def engine_name(recipe: Recipe, engine: Engine) -> str:
     """What ran: the recipe's word, or what it was chosen to be; bits depend on it."""
     if isinstance(engine, Auto) and engine.choice is not None:
         return str(engine.choice)
+    if recipe.deadline is not None:
+        return "loop"
     return "graph" if isinstance(engine, Graph) else recipe.engine
 
 
@@ -250,6 +252,8 @@ class Run:
         """Where the engine is chosen by measurement: now, once and for all; a resumed run keeps what it had."""
         engine, path = training.engine, self.folder / "engine.json"
         if not isinstance(engine, Auto):
+            if training.deadline is not None and not isinstance(engine, Loop):
+                print("engine: loop (only it can interrupt a client at its deadline)", file=sys.stderr)
             return
         if path.is_file():
             try:

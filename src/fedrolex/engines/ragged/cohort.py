@@ -319,7 +319,7 @@ class Cohort:
             parts = self._split[f"{name}.weight"] = Parts(shape.parts, lengths, self._weight_parts_size)
             self._weight_parts_size, places = parts.size, parts.begins
         table = self._table(x.begins, out.begins, places, x.channels, out.channels, lengths)
-        tiles = self._weight_tiles(x.channels, out.channels, side**2, shape)
+        tiles = self._weight_tiles(x.channels, out.channels, side**2 // shape.taps, shape)
         if shape.parts == 1:
             self._summed.add(f"{name}.weight")
         span = padded(-(-self.work.batch * out.side**2 // shape.parts), shape.depth)
@@ -330,7 +330,8 @@ class Cohort:
                 x.active, out.gradient, self._weight_parts if shape.parts > 1 else self.parameters.gradients,
                 self._squares, table, tiles, self._counts, self._squares.shape[1],
                 x.side, x.side, out.side, out.side, span,
-                SIDE=side, STRIDE=stride, ALIGN=_align(x.channels + out.channels), WHOLE=shape.parts == 1,
+                SIDE=side, STRIDE=stride, TAPS=shape.taps, ALIGN=_align(x.channels + out.channels),
+                WHOLE=shape.parts == 1,
                 ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth, PRECISION=self.dots,
                 num_warps=shape.warps, num_stages=shape.stages,
             )  # fmt: skip
@@ -338,7 +339,7 @@ class Cohort:
         return launch
 
     def _weight_tiles(self, ins: Sequence[int], outs: Sequence[int], taps: int, shape: Tiling) -> Tensor:
-        """Client, tap, block of input channels, of output channels, and place of the sum of squares."""
+        """Client, which taps, block of input channels, of output channels, and place of the sum of squares."""
         found = []
         for client in sorted(range(self.clients), key=lambda k: -outs[k]):
             blocks = product(

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedrolex.client import LocalTraining, Precision
+from fedrolex.engines.captured import captured
 from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
 from fedrolex.engines.loop import random_draws
 from fedrolex.engines.ragged.cohort import Cohort, takes
@@ -156,7 +157,7 @@ class Ragged:
                 found = plan.axes.cut(self.model, window)
                 assert isinstance(found, PreResNet)
                 self._models[widths] = found
-        self.lanes, self._exchange = [], None
+        self.lanes, self._exchange, self._seats = [], None, []  # what they hold on the device goes first
         groups: dict[bool, list[Widths]] = {}
         for widths, count in self._needed.items():
             groups.setdefault(self._models[widths].stem.out_channels >= WIDE, []).extend([widths] * count)
@@ -164,7 +165,7 @@ class Ragged:
             models = [self._models[widths] for widths in group]
             device = next(self.model.parameters()).device
             cohort = Cohort(models, plan.client, room=self._room, precision=self.precision, device=device)
-            self.lanes.append(Lane(group, cohort, *_captured(cohort)))
+            self.lanes.append(Lane(group, cohort, *_ready(cohort)))
         self._exchange = Exchange(plan.axes, [lane.cohort for lane in self.lanes])
 
     # --- a round ---
@@ -272,17 +273,10 @@ class Ragged:
         )
 
 
-def _captured(cohort: Cohort) -> tuple[Any, Callable[[], Any]]:
-    """A stream, and a graph of one step; nobody has images yet, so trying it out changes nothing."""
+def _ready(cohort: Cohort) -> tuple[Any, Callable[[], Any]]:
+    """A stream and a captured step; nobody has images yet, so trying it out changes nothing."""
     if cohort.device.type != "cuda":
         return None, cohort.step
     cohort.compile()
     stream = torch.cuda.Stream(cohort.device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        cohort.step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        cohort.step()
-    return stream, graph.replay
+    return stream, captured(cohort.step, cohort.counter.zero_, stream)

@@ -135,17 +135,17 @@ def convolve(
 @triton.jit(do_not_specialize=["slots", "height", "width", "out_height", "out_width", "span"])
 def weigh(
     images, gradient, out, squares, table, tiles, counts, slots, height, width, out_height, out_width,
-    span, SIDE: tl.constexpr, STRIDE: tl.constexpr, ALIGN: tl.constexpr,
+    span, SIDE: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, ALIGN: tl.constexpr,
     WHOLE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A convolution's gradient with respect to its weights, of ``span`` pixels a program.
+    """A convolution's gradient with respect to its weights, of ``span`` pixels and one or three ``TAPS`` a program.
 
-    Table: as for :func:`convolve` with the gradient in the weights' place. Tiles: client, tap, block of input channels,
-    block of output channels, place among the client's ``slots`` of ``squares``, where the sum of squares goes if
-    this is the ``WHOLE`` gradient.
+    Table: as for :func:`convolve` with the gradient in the weights' place. Tiles: client, which taps, block of input
+    channels, block of output channels, place among the client's ``slots`` of ``squares``, where the sum of squares
+    goes if this is the ``WHOLE`` gradient.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
-    client, tap = tl.load(tiles + 5 * tile), tl.load(tiles + 5 * tile + 1)
+    client, tap = tl.load(tiles + 5 * tile), tl.load(tiles + 5 * tile + 1) * TAPS
     total = tl.load(counts + client) * (out_height * out_width)
     if total == 0:
         return
@@ -156,22 +156,43 @@ def weigh(
     outs = tl.multiple_of(tl.load(row + 4).to(tl.int32), ALIGN)
     of = tl.load(tiles + 5 * tile + 2) * ROWS + tl.arange(0, ROWS)
     to = tl.load(tiles + 5 * tile + 3) * COLS + tl.arange(0, COLS)
-    acc = tl.zeros((ROWS, COLS), tl.float32)
+    one = tl.zeros((ROWS, COLS), tl.float32)
+    two = tl.zeros((ROWS, COLS), tl.float32)
+    three = tl.zeros((ROWS, COLS), tl.float32)
     end = tl.minimum(total, (part + 1) * span)
     for begin in range(part * span, end, DEPTH):
         pixels = begin + tl.arange(0, DEPTH)
-        image, line, column = _places(pixels, out_height, out_width)
-        y, x, good = _shifted(line, column, tap, height, width, SIDE, STRIDE, False)
         inside = pixels < total
-        at = ((image * height + y) * width + x) * ins
-        a = tl.load(images + at[:, None] + of[None, :], (inside & good)[:, None] & (of < ins)[None, :], other=0.0)
         b = tl.load(gradient + pixels[:, None] * outs + to[None, :], inside[:, None] & (to < outs)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
+        a = _read(images, pixels, inside, tap, of, ins, height, width, out_height, out_width, SIDE, STRIDE)
+        one = tl.dot(tl.trans(a), b, one, input_precision=PRECISION)
+        if TAPS == 3:
+            a = _read(images, pixels, inside, tap + 1, of, ins, height, width, out_height, out_width, SIDE, STRIDE)
+            two = tl.dot(tl.trans(a), b, two, input_precision=PRECISION)
+            a = _read(images, pixels, inside, tap + 2, of, ins, height, width, out_height, out_width, SIDE, STRIDE)
+            three = tl.dot(tl.trans(a), b, three, input_precision=PRECISION)
     out += tl.load(row + 2) + part * tl.load(row + 5)
     place = (tap * ins + of)[:, None] * outs + to[None, :]
-    tl.store(out + place, acc, (of < ins)[:, None] & (to < outs)[None, :])
+    good = (of < ins)[:, None] & (to < outs)[None, :]
+    tl.store(out + place, one, good)
+    if TAPS == 3:
+        tl.store(out + ins * outs + place, two, good)
+        tl.store(out + 2 * ins * outs + place, three, good)
     if WHOLE:
-        tl.store(squares + client * slots + tl.load(tiles + 5 * tile + 4), tl.sum(tl.sum(acc * acc, 1), 0))
+        square = tl.sum(tl.sum(one * one + two * two + three * three, 1), 0)
+        tl.store(squares + client * slots + tl.load(tiles + 5 * tile + 4), square)
+
+
+@triton.jit
+def _read(
+    images, pixels, inside, tap, of, ins, height, width, out_height, out_width,
+    SIDE: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """What a tap reads for some pixels: those pixels' channels ``of``."""
+    image, line, column = _places(pixels, out_height, out_width)
+    y, x, good = _shifted(line, column, tap, height, width, SIDE, STRIDE, False)
+    at = ((image * height + y) * width + x) * ins
+    return tl.load(images + at[:, None] + of[None, :], (inside & good)[:, None] & (of < ins)[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize=["area", "steps", "chunks"])

@@ -18,6 +18,7 @@ class Tiling:
         rows, columns: of the block.
         depth: summed over at a time.
         parts: programs that share the sum of one block.
+        taps: of a filter that a program takes at once, where it makes a filter's gradient.
         warps, stages: threads in groups of 32, and blocks loaded ahead.
     """
 
@@ -27,6 +28,7 @@ class Tiling:
     parts: int
     warps: int = 4
     stages: int = 3
+    taps: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,15 @@ def weights(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> 
     """Of a convolution's gradient with respect to its filter."""
     wide = min(max(ins), max(outs)) >= 256
     rows, columns = _fit(ins, 128 if wide else 64), _fit(outs, 128)
-    tiles = side**2 * sum(_blocks(i, rows) * _blocks(o, columns) for i, o in zip(ins, outs, strict=True))
+    taps = 3 if side == 3 and rows * columns <= 4096 else 1
+    tiles = side**2 // taps * sum(_blocks(i, rows) * _blocks(o, columns) for i, o in zip(ins, outs, strict=True))
     most = 32 if pixels >= 65536 else 16
     few = wide and pixels <= 2048
     wanted = 1 if few else min(most, max(1, pixels // 256), _blocks(most // 4 * BUSY, tiles))
     span = _blocks(_blocks(pixels, wanted), 64) * 64
     small = rows * columns <= 1024
-    return Tiling(
-        rows, columns, 128 if small else 64, _blocks(pixels, span), warps=8 if wide else 4, stages=2 if small else 3
-    )
+    depth, warps, stages = 128 if small else 64, 8 if wide else 4, 2 if small else 3
+    return Tiling(rows, columns, depth, _blocks(pixels, span), warps, stages, taps)
 
 
 def pixels(pixels: int, channels: Sequence[int]) -> Pixelwise:
