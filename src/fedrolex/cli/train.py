@@ -26,7 +26,7 @@ from fedrolex.runs.run import Progress as RoundDone
 from fedrolex.runs.run import Run, prepare
 from fedrolex.runs.side_by_side import fits, side_by_side
 from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
-from fedrolex.runs.training import Training, pick_device
+from fedrolex.runs.training import Training
 
 QUICKSTART = "digits"
 ACCURACIES = {
@@ -74,9 +74,7 @@ def train_command(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Key of every random choice.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="A,B,C", help="Several runs, one a seed.")] = None,
-    at_once: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs side by side.", show_default="4 on a GPU, else 1")
-    ] = None,
+    at_once: Annotated[int, typer.Option(metavar="N", min=1, help="Runs side by side.")] = 1,
     data: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run.", show_default="runs/NAME-N")] = None,
     as_json: AsJson = False,
@@ -106,10 +104,9 @@ def train_command(
         for what, (where, plan) in plans.items()
         for one in chosen
     ]
-    together = at_once or (4 if pick_device(base.device).type == "cuda" else 1)
     results: list[dict[str, Any]] = []
-    for start in range(0, len(every), together):
-        results += _train(every[start : start + together], as_json)
+    for start in range(0, len(every), at_once):
+        results += _train(every[start : start + at_once], as_json)
     if as_json:
         typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1))
         return
