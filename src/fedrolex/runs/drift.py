@@ -46,13 +46,18 @@ class Drift:
 
     def add_all(self, capacity: Fraction, parts: Sequence[Mapping[str, Tensor]], window: Window) -> None:
         """Take in what several clients of one window send back; its sum is kept, not put into its place."""
-        before = self.axes.take(self.state, window)
-        changes = [torch._foreach_sub([part[name] for name in before], list(before.values())) for part in parts]
-        squares = torch.stack([norm for change in changes for norm in torch._foreach_norm(change)]).double().square()
-        self._squares[capacity] = self._squares.get(capacity, 0.0) + squares.sum()
-        total = list(changes[0])
-        for change in changes[1:]:
+        base = self.axes.take(self.state, window)
+        before = [torch.empty_like(parts[0][name]).copy_(tensor) for name, tensor in base.items()]  # laid out alike
+        change = [torch.empty_like(tensor) for tensor in before]  # one for all: memory that was used is quicker
+        total = [torch.zeros_like(tensor) for tensor in before]
+        norms: list[Tensor] = []
+        for part in parts:
+            torch._foreach_copy_(change, [part[name] for name in base])
+            torch._foreach_sub_(change, before)
             torch._foreach_add_(total, change)
+            norms += torch._foreach_norm(change)
+        squares = torch.stack(norms).double().square().sum()
+        self._squares[capacity] = self._squares.get(capacity, 0.0) + squares
         self._groups.append((capacity, window, _flat(total), len(parts)))
 
     def by_capacity(self, new: Mapping[str, Tensor]) -> dict[str, float]:
