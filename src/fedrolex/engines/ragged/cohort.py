@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from math import gcd
 from typing import Any
@@ -217,7 +218,17 @@ class Cohort:
 
     def _shapes(self, convolutions: Sequence[tuple[str, Values]], out: Values) -> list[Tiling]:
         pixels = self.work.batch * out.side**2
-        return [tilings.product(pixels, x.channels, out.channels, self._side(name)) for name, x in convolutions]
+        return [
+            self._fitted(tilings.product(pixels, x.channels, out.channels, self._side(name)))
+            for name, x in convolutions
+        ]
+
+    def _fitted(self, shape: Tiling) -> Tiling:
+        """Smaller blocks where products are float32 throughout: they are long in compiling, and take more room."""
+        if self.dots != "ieee":
+            return shape
+        rows, columns, depth = (min(n, most) for n, most in ((shape.rows, 64), (shape.columns, 64), (shape.depth, 32)))
+        return replace(shape, rows=rows, columns=columns, depth=depth, warps=4)
 
     def _products(
         self, convolutions: Sequence[tuple[str, Values]], shapes: Sequence[Tiling], out: Values, back: bool
@@ -312,7 +323,7 @@ class Cohort:
     def _weigh(self, name: str, x: Values, out: Values) -> Launch:
         """The gradient of a convolution's filter."""
         side, stride = self._side(name), self._stride(name)
-        shape = tilings.weights(self.work.batch * out.side**2, x.channels, out.channels, side)
+        shape = self._fitted(tilings.weights(self.work.batch * out.side**2, x.channels, out.channels, side))
         lengths = [side**2 * i * o for i, o in zip(x.channels, out.channels, strict=True)]
         places = self.parameters.begins(f"{name}.weight")
         if shape.parts > 1:

@@ -105,31 +105,31 @@ def convolve(
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     good = inside[:, None] & (to < outs)[None, :]
     at = pixels[:, None] * outs + to[None, :]
-    if not WHOLE:
-        tl.store(out + tl.load(row + 2) + part * tl.load(row + 5) + at, acc, good)
-        return
-    at += tl.multiple_of(tl.load(row + 2), ALIGN)
-    if BACK:
-        acc = tl.where(tl.load(active + at, good, other=0.0).to(tl.float32) > 0, acc, 0.0)
-    elif RESIDUAL:
-        acc += tl.load(residual + at, good, other=0.0).to(tl.float32)
-    stored = acc.to(out.dtype.element_ty)
-    tl.store(out + at, stored, good)
-    value = tl.where(good, stored.to(tl.float32), 0.0)
-    first = tl.sum(value, 0)
-    if BACK:
-        statistics += tl.load(row + 7)
-        mean = tl.load(statistics + to, to < outs, other=0.0)
-        rstd = tl.load(statistics + outs + to, to < outs, other=0.0)
-        normed = (tl.load(values + at, good, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-        second = tl.sum(tl.where(good, value * normed, 0.0), 0)
+    if WHOLE:
+        at += tl.multiple_of(tl.load(row + 2), ALIGN)
+        if BACK:
+            acc = tl.where(tl.load(active + at, good, other=0.0).to(tl.float32) > 0, acc, 0.0)
+        elif RESIDUAL:
+            acc += tl.load(residual + at, good, other=0.0).to(tl.float32)
+        stored = acc.to(out.dtype.element_ty)
+        tl.store(out + at, stored, good)
+        value = tl.where(good, stored.to(tl.float32), 0.0)
+        first = tl.sum(value, 0)
+        if BACK:
+            statistics += tl.load(row + 7)
+            mean = tl.load(statistics + to, to < outs, other=0.0)
+            rstd = tl.load(statistics + outs + to, to < outs, other=0.0)
+            normed = (tl.load(values + at, good, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+            second = tl.sum(tl.where(good, value * normed, 0.0), 0)
+        else:
+            first = first / tl.minimum(ROWS, total - begin).to(tl.float32)
+            off = tl.where(good, value - first[None, :], 0.0)
+            second = tl.sum(off * off, 0)
+        sums += tl.load(row + 6) + (begin // ROWS) * outs
+        tl.store(sums + to, first, to < outs)
+        tl.store(sums + chunks * outs + to, second, to < outs)
     else:
-        first = first / tl.minimum(ROWS, total - begin).to(tl.float32)
-        off = tl.where(good, value - first[None, :], 0.0)
-        second = tl.sum(off * off, 0)
-    sums += tl.load(row + 6) + (begin // ROWS) * outs
-    tl.store(sums + to, first, to < outs)
-    tl.store(sums + chunks * outs + to, second, to < outs)
+        tl.store(out + tl.load(row + 2) + part * tl.load(row + 5) + at, acc, good)
 
 
 @triton.jit(do_not_specialize=["slots", "height", "width", "out_height", "out_width", "span"])
