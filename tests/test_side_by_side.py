@@ -70,3 +70,11 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert [summary["seed"] for summary in found] == [1, 2]
     assert (tmp_path / "run" / "seed-2" / "summary.json").is_file()
+
+
+def test_runs_that_cannot_go_side_by_side_say_so(tmp_path: Path) -> None:
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    words = ["train", *settings, "--engine", "crew", "--seeds", "1,2", "--at-once", "2", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0
+    assert "one after the other" in done.stderr

@@ -197,6 +197,9 @@ def _train(every: Sequence[tuple[str, Path, Recipe]], quiet: bool) -> list[dict[
     if len(every) > 1 and all(fits(training) for training in trainings):
         found = _go(names, runs, trainings, quiet)
     else:
+        if len(every) > 1:
+            why = "dropout and engines with threads of their own share what one process has once"
+            print(f"--at-once: these runs go one after the other ({why})", file=sys.stderr)
         found = [_go([name], [run], [one], quiet)[0] for name, run, one in zip(names, runs, trainings, strict=True)]
     return [{**summary, "method": what} for summary, what in zip(found, names, strict=True)]
 

@@ -1,6 +1,6 @@
 """One training step of a whole cohort of PreResNets of different widths, a few kernel launches a layer.
 
-:mod:`.kernels` works through the clients' parts of common buffers whatever the widths. Products are taken in
+The kernels work through the clients' parts of common buffers whatever the widths. Products are taken in
 bfloat16, TensorFloat-32 or float32 and added up in float32; parameters, gradients and the optimiser's memory are
 float32.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from triton import AsyncCompileMode
 
 from fedrolex.client import LocalTraining, Precision
-from fedrolex.engines.ragged import kernels, tilings
+from fedrolex.engines.ragged import convolution_kernels, norm_kernels, step_kernels, tilings
 from fedrolex.engines.ragged.buffers import ALIGN, Parameters, Values, begins, padded
 from fedrolex.engines.ragged.tilings import Tiling, power
 from fedrolex.models.preresnet import PreResNet
@@ -171,7 +171,7 @@ class Cohort:
         """The next batch."""
         batch, image = self.work.batch, self.x[0, 0].numel()
         self._launch(
-            kernels.fetch, (self.clients, -(-batch * image // 2048)),
+            step_kernels.fetch, (self.clients, -(-batch * image // 2048)),
             self.x, self.y, self.sizes, self.counter, self._images.active, self._targets, self._counts, self._done,
             batch, self.y.shape[1], image, SIZE=2048, BATCH=power(batch),
         )  # fmt: skip
@@ -195,7 +195,7 @@ class Cohort:
 
         def finish() -> None:
             self._launch(
-                kernels.finish, (len(tiles),),
+                norm_kernels.finish, (len(tiles),),
                 self._parts, (residual or out).value, out.value, out.moments, table, tiles, self._counts,
                 out.side**2, shape.chunk // shape.rows, out.chunks,
                 PARTS=parts.count, RESIDUAL=residual is not None, ROWS=shape.rows, COLS=shape.columns,
@@ -246,12 +246,12 @@ class Cohort:
         return launches, parts
 
     def _whole(self, name: str, x: Values, out: Values, shape: Tiling, residual: Values | None) -> Launch:
-        """A convolution with all that :func:`kernels.finish` does."""
+        """A convolution with all that :func:`norm_kernels.finish` does."""
         where = (out.begins, x.channels, out.channels, [0] * self.clients, out.moments_begin)
         return self._product(name, x, out, shape, where, back=False, whole=True, residual=residual)
 
     def _whole_back(self, name: str, y: Values, x: Values, shape: Tiling) -> Launch:
-        """The way back through a convolution with all that :func:`kernels.deactivate` does."""
+        """The way back through a convolution with all that :func:`norm_kernels.deactivate` does."""
         where = (x.begins, y.channels, x.channels, [0] * self.clients, x.moments_begin, x.places)
         return self._product(name, y, x, shape, where, back=True, whole=True)
 
@@ -274,7 +274,7 @@ class Cohort:
 
         def launch() -> None:
             self._launch(
-                kernels.convolve, (len(tiles), shape.parts),
+                convolution_kernels.convolve, (len(tiles), shape.parts),
                 images, self.parameters.lowered, (out.back if back else out.value) if whole else self._parts,
                 (residual or out).value, out.value, out.active, out.statistics, out.sums if back else out.moments,
                 table, tiles, self._counts, x.side, x.side, out.side, out.side, out.chunks,
@@ -293,7 +293,7 @@ class Cohort:
 
         def launch() -> None:
             self._launch(
-                kernels.describe, (len(tiles),),
+                norm_kernels.describe, (len(tiles),),
                 x.moments, x.statistics, table, tiles, self._counts, x.side**2, length, x.chunks, self._epsilon,
                 CHUNKS=tilings.CHUNKS, COLS=columns,
             )  # fmt: skip
@@ -307,7 +307,7 @@ class Cohort:
 
         def launch() -> None:
             self._launch(
-                kernels.total, (len(tiles),),
+                norm_kernels.total, (len(tiles),),
                 x.sums, x.totals, self.parameters.gradients, table, tiles, self._counts, x.side**2, length, x.chunks,
                 CHUNKS=tilings.CHUNKS, COLS=columns,
             )  # fmt: skip
@@ -337,7 +337,7 @@ class Cohort:
 
         def launch() -> None:
             self._launch(
-                kernels.weigh, (len(tiles), shape.parts),
+                convolution_kernels.weigh, (len(tiles), shape.parts),
                 x.active, out.gradient, self._weight_parts if shape.parts > 1 else self.parameters.gradients,
                 self._squares, table, tiles, self._counts, self._squares.shape[1],
                 x.side, x.side, out.side, out.side, span,
@@ -369,7 +369,7 @@ class Cohort:
 
         def launch() -> None:
             self._launch(
-                kernels.activate, (len(tiles),),
+                norm_kernels.activate, (len(tiles),),
                 x.value, x.moments, self.parameters.values, x.active, x.statistics, table, tiles, self._counts,
                 x.side**2, shape.chunk, x.chunks, self._epsilon,
                 READY=x.described, CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
@@ -387,7 +387,7 @@ class Cohort:
 
         def launch() -> None:
             self._launch(
-                kernels.deactivate, (len(tiles),),
+                norm_kernels.deactivate, (len(tiles),),
                 self._pooled if parts is None else self._parts, x.value, x.active, x.statistics, x.back, x.sums,
                 table, tiles, self._counts, x.side**2, shape.chunk // shape.rows, x.chunks,
                 PARTS=count, POOLED=parts is None, ROWS=shape.rows, COLS=shape.columns, ALIGN=_align(x.channels),
@@ -403,7 +403,7 @@ class Cohort:
 
         def launch() -> None:
             self._launch(
-                kernels.unnorm, (len(tiles),),
+                norm_kernels.unnorm, (len(tiles),),
                 x.back, x.value, x.statistics, x.sums, x.totals, self.parameters.values, (residual or x).gradient,
                 x.gradient, self.parameters.gradients, table, tiles, self._counts, x.side**2, shape.chunk, x.chunks,
                 READY=ready, RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.block,
@@ -424,14 +424,14 @@ class Cohort:
 
         def pool() -> None:
             self._launch(
-                kernels.pool, (len(tiles),),
+                step_kernels.pool, (len(tiles),),
                 x.active, self._pooled, table, tiles, self._counts,
                 AREA=x.side**2, ROWS=16, COLS=columns, ALIGN=_align(x.channels),
             )  # fmt: skip
 
         def judge() -> None:
             self._launch(
-                kernels.judge, (self.clients,),
+                step_kernels.judge, (self.clients,),
                 self.parameters.values, self.parameters.gradients, self._pooled, self._targets, self.held,
                 self.totals, table, self._counts, self.work.batch, classes,
                 MASK=MASKS[self.work.mask], ROWS=max(16, power(self.work.batch)), CLASSES=max(16, power(classes)),
@@ -460,7 +460,7 @@ class Cohort:
 
         def collect() -> None:
             self._launch(
-                kernels.collect,
+                step_kernels.collect,
                 (len(late),),
                 self._weight_parts,
                 own.gradients,
@@ -471,11 +471,11 @@ class Cohort:
             )
 
         def limit() -> None:
-            self._launch(kernels.limit, (self.clients,), self._squares, factors, slots, work.clip, SIZE=1024)
+            self._launch(step_kernels.limit, (self.clients,), self._squares, factors, slots, work.clip, SIZE=1024)
 
         def descend() -> None:
             self._launch(
-                kernels.descend, (len(rows),),
+                step_kernels.descend, (len(rows),),
                 own.values, own.gradients, own.memories[0], own.memories[-1], own.lowered, factors, self._done,
                 self.rate, chunks, self._counts, work.weight_decay, work.momentum,
                 CLIP=work.clip is not None, ADAM=work.optimizer == "adam", MOMENTUM=work.momentum > 0,

@@ -1,4 +1,4 @@
-"""Rounds of cohorts that are trained by :mod:`.kernels`: one captured step for wide clients, one for narrow ones.
+"""Rounds of ragged cohorts: one captured step for wide clients, one for narrow ones.
 
 Places are kept from round to round: as many for every width as any round has needed. A place without a client
 costs next to nothing, so the captured steps serve cohorts of every composition.
