@@ -259,7 +259,7 @@ class Run:
             try:
                 engine.use(Choice.decode(json.loads(path.read_text())))
             except ValueError:
-                raise FedrolexError(f"{path} is damaged: it must be a JSON object") from None
+                raise FedrolexError(f"{path} is damaged: it does not say which engine this run chose") from None
         else:
             choice = engine.choice or engine.choose(training._plan())
             _replace(path, json.dumps(choice.encode(), indent=1) + "\n")
