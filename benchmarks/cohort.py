@@ -190,18 +190,18 @@ def parts_of(made: Training, rounds: int) -> dict[str, float]:
 
         return run
 
-    before = {(inner, name): getattr(inner, name) for group in names.values() for name in group}
+    before = {name: getattr(inner, name) for group in names.values() for name in group}
     for what, group in names.items():
         for name in group:
-            setattr(inner, name, watched(what, getattr(inner, name)))
+            setattr(inner, name, watched(what, before[name]))
     engine.average = watched("fold", engine.average)
     whole = []
     for _ in range(rounds):
         for parts in spent.values():
             parts.append(0.0)
         whole += rounds_of(made, 1)
-    for (owner, name), work in before.items():
-        setattr(owner, name, work)
+    for name in before:
+        delattr(inner, name)
     del engine.average
     found = {f"{what}_ms": round(statistics.median(parts), 1) for what, parts in spent.items()}
     found["other_ms"] = round(statistics.median(whole) - sum(found.values()), 1)
@@ -266,7 +266,7 @@ def on_gpu(options: argparse.Namespace, makes: Mapping[str, Callable[[], Trainin
         figures[f"{name}_first_round_seconds"] = round(rounds_of(made, 1)[0] / 1000, 2)
         rounds_of(made, 0 if name == "loop" else 2)
         with utilisation() as seen:
-            whole = rounds_of(made, options.rounds if name != "loop" else max(2, options.rounds // 10))
+            whole = rounds_of(made, options.rounds if name != "loop" else max(1, options.rounds // 10))
         figures[f"{name}_round_ms"] = round(statistics.median(whole), 1)
         figures[f"{name}_round_range_ms"] = [round(min(whole), 1), round(max(whole), 1)]
         figures[f"{name}_utilisation_percent"] = round(statistics.mean(seen[1:]), 1) if len(seen) > 1 else None

@@ -194,7 +194,7 @@ class Classification(Task):
         ):
             own = some[:, y]
             hidden = (masked(outputs, some[:, None], self.mask).argmax(-1) == y) & own
-            sums += torch.stack([(own & right).sum(1), hidden.sum(1), own.sum(1)]) @ often
+            sums += (torch.stack([(own & right).sum(1), hidden.sum(1), own.sum(1)]) * often).sum(1)
         plain, masked_right, total = sums.tolist()
         return plain, masked_right, total
 
