@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -39,6 +40,7 @@ from fedrolex import Classification, Examples, Recipe
 from fedrolex.engines import Auto, Crew, Engine, Graph, Loop, Stack
 from fedrolex.models import preresnet18
 from fedrolex.runs import Training, prepare
+from fedrolex.runs.side_by_side import QUEUES
 from fedrolex.tasks.partition import Partition
 from fedrolex.tasks.pixels import Pixels
 
@@ -307,6 +309,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="cohorts side by side")
     options = parser.parse_args()
     on_cpu = options.device == "cpu"
+    if options.seeds > 1:
+        os.environ.setdefault(*QUEUES)
     options.precision = options.precision or ("fp32" if on_cpu else "bf16")
     options.engines = options.engines or (["loop", "auto"] if on_cpu else ["loop", "graph"])
     options.rounds = options.rounds or (5 if on_cpu else 20)

@@ -89,7 +89,8 @@ def averages_are_those_of_the_fold() -> None:
     (label,) = (axis.name for axis in axes.axes.values() if axis.kind == "outputs")
     rows = torch.ones(4, CLASSES, dtype=torch.int8)
     rows[2, 3:] = rows[0, :2] = 0
-    new, sums = between.average([2.0, 0.0, 1.0, 3.0], label, rows)
+    new, sums, finite = between.average([2.0, 0.0, 1.0, 3.0], label, rows)
+    assert finite
     fold, drift = Fold(axes, state), Drift(axes, state)
     for number, ((cohort, client), place, weight) in enumerate(zip(places, (0, 2, 3), (2.0, 1.0, 3.0), strict=True)):
         sent = cohort.parameters.tensors(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from fedrolex.runs.compare import alternatives
 from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
 from fedrolex.runs.run import Progress as RoundDone
 from fedrolex.runs.run import Run, prepare
-from fedrolex.runs.side_by_side import fits, side_by_side
+from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
 from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
 from fedrolex.runs.training import Training
 
@@ -104,6 +105,8 @@ def train_command(
         for what, (where, plan) in plans.items()
         for one in chosen
     ]
+    if at_once > 1:
+        os.environ.setdefault(*QUEUES)
     results: list[dict[str, Any]] = []
     for start in range(0, len(every), at_once):
         results += _train(every[start : start + at_once], as_json)

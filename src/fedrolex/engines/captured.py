@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 WARM_UP = 3
+CAPTURING = threading.Lock()  # whoever begins to capture waits for the whole device
 
 
 def captured(step: Callable[[], Any], reset: Callable[[], Any], stream: Any) -> Callable[[], Any]:
@@ -29,6 +31,6 @@ def captured(step: Callable[[], Any], reset: Callable[[], Any], stream: Any) -> 
         reset()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with CAPTURING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         step()
     return graph.replay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
@@ -46,6 +46,8 @@ class RoundPlan:
         jobs: in the order of client numbers.
         deadline: seconds a client may take, checked between steps; None is no limit.
         tell_labels: whether clients say which classes they hold.
+        upcoming: gives the jobs of the next round, without what is ``own``: an engine that waits for its device may
+            use the time to get ready for them.
     """
 
     round: int
@@ -57,6 +59,7 @@ class RoundPlan:
     jobs: Sequence[Job]
     deadline: float | None = None
     tell_labels: bool = False
+    upcoming: Callable[[], Sequence[Job]] = list
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,17 @@ class Upload:
 
 @dataclass(frozen=True)
 class Averaged:
-    """The server's new tensors, and how far the clients of each capacity drifted (see :mod:`fedrolex.runs.drift`)."""
+    """The server's new tensors.
+
+    Attributes:
+        state: by name.
+        drift: how far the clients of each capacity drifted, see :mod:`fedrolex.runs.drift`.
+        finite: whether all values are, where the engine has looked.
+    """
 
     state: Mapping[str, Tensor]
     drift: Mapping[str, float]
+    finite: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedrolex.engines import Averaging, Failure, RoundPlan, Upload
+from fedrolex.engines import Averaged, Averaging, Failure, RoundPlan, Upload
 from fedrolex.errors import FedrolexError
 from fedrolex.runs.apart import Folds
 from fedrolex.runs.drift import Drift
@@ -71,23 +71,25 @@ class Intake:
         return None
 
     def average(self) -> tuple[dict[str, Tensor], Mapping[str, float]]:
-        """The server's new tensors, and the drift by capacity."""
-        if self.together:
-            done = self._averaged_in_place()
-            if done is not None:
-                return done
-            self._start_folding()
-            self._fold_window_by_window()
-        new = self._folds.average()
-        return new, self._drift.by_capacity(new)
+        """The server's new tensors, and the drift by capacity; an average that is not finite ends the run."""
+        done = self._averaged_in_place() if self.together else None
+        if done is None:
+            if self.together:
+                self._start_folding()
+                self._fold_window_by_window()
+            new = self._folds.average()
+            done = Averaged(new, self._drift.by_capacity(new))
+        broken = None if done.finite else not_finite(done.state)
+        if broken is not None:
+            raise FedrolexError(f"round {self.plan.round}: {broken} is no longer finite; lower the learning rate")
+        return {**self.training.state, **done.state}, done.drift
 
-    def _averaged_in_place(self) -> tuple[dict[str, Tensor], Mapping[str, float]] | None:
+    def _averaged_in_place(self) -> Averaged | None:
         """By the engine, where it can and the average is the paper's: by position, nothing kept apart."""
         own = self.training
         if not isinstance(own.engine, Averaging) or own.method.normaliser != "per_position" or own.apart.names:
             return None
-        done = own.engine.average(self._uploads, [self._weight(each) for each in self._uploads], own.label_axis)
-        return None if done is None else ({**own.state, **done.state}, done.drift)
+        return own.engine.average(self._uploads, [self._weight(each) for each in self._uploads], own.label_axis)
 
     def _fold_window_by_window(self) -> None:
         groups: dict[tuple[object, ...], list[Upload]] = {}

@@ -16,6 +16,7 @@ from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training
 
 Job = tuple[Run, Training, Progress | None]
+QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # to be in the environment before CUDA starts: runs then do not queue up
 
 
 def fits(training: Training) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain
 from math import prod
@@ -18,7 +18,7 @@ from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
 from fedrolex.runs.apart import Apart
-from fedrolex.runs.intake import Intake, not_finite
+from fedrolex.runs.intake import Intake
 from fedrolex.runs.measure import Measure
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
@@ -62,6 +62,7 @@ class Training:
         self.apart = Apart.of(self.model, levels if self.method.norms == "per_capacity" else ())
         self.state = self.apart.added(self.state)
         self._bytes_at: dict[tuple[int, ...], int] = {}
+        self._coming: dict[int, list[Job]] = {}
         self.label_axis = self._find_label_axis() if self.method.rows else None
 
     def _find_label_axis(self) -> str:
@@ -82,21 +83,18 @@ class Training:
         intake.take(answers if first is None else chain([first], answers))
         losses, failures = intake.losses, intake.failures
         void = len(losses) < self.quorum
+        sizes = {window: self._bytes(window) for window in {job.window for job in plan.jobs}}
         metrics: dict[str, Any] = {
             "round": self.round,
             "clients": len(losses),
             "dropped": failures,
             "void": void,
             "train_loss": sum(losses) / len(losses) if losses else None,
-            "bytes_down": sum(self._bytes(job) for job in plan.jobs),
-            "bytes_up": sum(self._bytes(job) for job in plan.jobs if str(job.client) not in failures),
+            "bytes_down": sum(sizes[job.window] for job in plan.jobs),
+            "bytes_up": sum(sizes[job.window] for job in plan.jobs if str(job.client) not in failures),
         }
         if not void:
-            new, drift = intake.average()
-            broken = not_finite(new)
-            if broken is not None:
-                raise FedrolexError(f"round {self.round}: {broken} is no longer finite; lower the learning rate")
-            metrics["drift"] = drift
+            new, metrics["drift"] = intake.average()
         else:
             new = self.state
         metrics["seconds"] = time.perf_counter() - began
@@ -104,14 +102,10 @@ class Training:
         return metrics
 
     def _plan(self) -> RoundPlan:
-        members = self.fleet.members(self.round, self.method.width if self.method.able_only else None)
-        jobs = []
-        known: dict[Window, Window] = {}  # equal windows are one object: looking them up is then quick
-        for member in members:
-            capacity = self.method.width or member.capacity
-            window = self.method.scheme.window(self.axes, round=self.round, capacity=capacity, client=member.client)
-            window = known.setdefault(window, window)
-            jobs.append(Job(member.client, capacity, window, self.apart.own(self.state, capacity)))
+        jobs = self._coming.pop(self.round, None) or self._jobs(self.round)
+        self._coming.clear()
+        if self.apart.names:
+            jobs = [replace(job, own=self.apart.own(self.state, job.capacity)) for job in jobs]
         return RoundPlan(
             self.round,
             self.seed,
@@ -122,11 +116,27 @@ class Training:
             jobs,
             self.deadline,
             self.method.rows,
+            self._upcoming,
         )
 
-    def _bytes(self, job: Job) -> int:
+    def _jobs(self, round: int) -> list[Job]:
+        """Who takes part in a round, and with which window."""
+        members = self.fleet.members(round, self.method.width if self.method.able_only else None)
+        known: dict[Window, Window] = {}  # equal windows are one object: looking them up is then quick
+        jobs = []
+        for member in members:
+            capacity = self.method.width or member.capacity
+            window = self.method.scheme.window(self.axes, round=round, capacity=capacity, client=member.client)
+            jobs.append(Job(member.client, capacity, known.setdefault(window, window)))
+        return jobs
+
+    def _upcoming(self) -> list[Job]:
+        """The jobs of the next round, kept until then."""
+        return self._coming.setdefault(self.round + 1, self._jobs(self.round + 1))
+
+    def _bytes(self, window: Window) -> int:
         """What a client receives, and sends back: parameters and buffers in their own precision."""
-        widths = self.axes.widths(job.window)
+        widths = self.axes.widths(window)
         key = tuple(widths.values())
         if key not in self._bytes_at:
             shared = self.apart.shared(self.state)

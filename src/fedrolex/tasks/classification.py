@@ -88,11 +88,6 @@ class Classification(Task):
         """The rows a client holds."""
         return self.train.rows(self.parts[number].to(self.train.y.device))
 
-    def gather(self, clients: Sequence[int], orders: Sequence[Tensor]) -> Examples:
-        """Examples of several clients, one after the other, each client's in an order of its own."""
-        rows = [self.parts[client][order] for client, order in zip(clients, orders, strict=True)]
-        return self.train.rows(torch.cat(rows).to(self.train.y.device, non_blocking=True))
-
     def inputs(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
         """Normalised and augmented images, or what is stored."""
         return x if self.pixels is None else self.pixels(x, draws)

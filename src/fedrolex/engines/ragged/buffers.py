@@ -46,6 +46,7 @@ class Parameters:
         self._begins = [{name: next(places) for name in shapes} for shapes in self._stored]
         self.size = begins(sizes)[-1]
         self._views: dict[int, dict[str, Tensor]] = {}
+        self._wholes: dict[int, Tensor] = {}
         self.values = torch.zeros(self.size, device=device)
         self.gradients = torch.zeros(self.size, device=device)
         self.memories = [torch.zeros(self.size, device=device) for _ in range(memories)]
@@ -85,9 +86,10 @@ class Parameters:
 
     def whole(self, client: int) -> Tensor:
         """All of a client's parameters, padding included, shape ``(n,)``."""
-        begin = min(self._begins[client].values())
-        last, length = max(self.spans(client).values())
-        return self.values[begin : last + length]
+        if client not in self._wholes:
+            last, length = max(self.spans(client).values())
+            self._wholes[client] = self.values[min(self._begins[client].values()) : last + length]
+        return self._wholes[client]
 
     def clear(self) -> None:
         """The optimiser remembers nothing, and the low copy is made anew."""

@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedrolex.client import LocalTraining, Precision
 from fedrolex.engines.captured import captured
@@ -87,6 +88,7 @@ class Ragged:
     _exchange: Exchange | None = None
     _taken: bool | None = None
     _models: dict[Widths, PreResNet] = field(default_factory=dict)
+    _drawn: dict[tuple[int, int, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
     def takes(self, plan: RoundPlan) -> bool:
         """Whether a round can be trained here."""
@@ -114,6 +116,7 @@ class Ragged:
             for epoch in range(plan.client.epochs):
                 self._fill(plan, epoch)
                 self._train(plan)
+            self._get_ready(plan)
         answers = {**failures, **self._answers(plan)}
         for job in jobs:
             yield answers[job.client]
@@ -132,7 +135,8 @@ class Ragged:
 
     def _seat(self, plan: RoundPlan, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Seat]:
         """A place for every job, building lanes where there are too few."""
-        widths = [tuple(plan.axes.widths(job.window).items()) for job in jobs]
+        of = {window: tuple(plan.axes.widths(window).items()) for window in {job.window for job in jobs}}
+        widths = [of[job.window] for job in jobs]
         needed = {each: widths.count(each) for each in widths}
         room = max((sizes[job.client] for job in jobs), default=0)
         short = any(count > self._needed.get(each, 0) for each, count in needed.items())
@@ -191,15 +195,13 @@ class Ragged:
 
     def _fill(self, plan: RoundPlan, epoch: int) -> None:
         """The epoch's inputs, augmented for the whole cohort in one go."""
-        task, orders, draws = plan.task, [], []
+        task = plan.task
         assert isinstance(task, Classification)
-        for seat in self._seats:
-            key = (plan.round, seat.job.client, epoch)
-            orders.append(torch.from_numpy(shuffle(seat.images, plan.seed, "batches", *key)))
-            if task.random_inputs:
-                draws.append(random_draws(seat.images, plan.seed, *key)[orders[-1]])
-        found = task.gather([seat.job.client for seat in self._seats], orders)
-        drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if draws else None
+        rows, draws = zip(
+            *(self._drawn_for(plan, plan.round, seat.job.client, epoch) for seat in self._seats), strict=True
+        )
+        found = task.train.rows(torch.cat(rows).to(task.train.y.device, non_blocking=True))
+        drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if task.random_inputs else None
         inputs = task.inputs(found.x, drawn).permute(0, 2, 3, 1)
         done = 0
         for lane in self.lanes:
@@ -212,6 +214,27 @@ class Ragged:
                 cohort.x.flatten(0, 1)[to, ..., : inputs.shape[-1]] = inputs[done : done + count].to(cohort.x.dtype)
                 done += count
             cohort.counter.zero_()
+
+    def _drawn_for(self, plan: RoundPlan, round: int, client: int, epoch: int) -> tuple[Tensor, Tensor | None]:
+        """The rows of a client in the order of training, and what is drawn for each."""
+        key = (round, client, epoch)
+        task, known = plan.task, self._drawn.pop(key, None)
+        if known is not None:
+            return known
+        assert isinstance(task, Classification)
+        rows = task.parts[client]
+        order = torch.from_numpy(shuffle(len(rows), plan.seed, "batches", *key))
+        return rows[order], random_draws(len(rows), plan.seed, *key)[order] if task.random_inputs else None
+
+    def _get_ready(self, plan: RoundPlan) -> None:
+        """For the next round, while the device is at work."""
+        self._drawn.clear()
+        jobs = plan.upcoming()
+        for job in jobs:
+            key = (plan.round + 1, job.client, 0)
+            self._drawn[key] = self._drawn_for(plan, *key)
+        if self._exchange is not None:
+            self._exchange.get_ready(job.window for job in jobs)
 
     def _train(self, plan: RoundPlan) -> None:
         streams = [lane.stream for lane in self.lanes if lane.stream is not None]
@@ -226,15 +249,15 @@ class Ragged:
     def _answers(self, plan: RoundPlan) -> dict[int, Upload | Failure]:
         if not self._seats:
             return {}
-        own = [seat.lane.cohort.parameters.whole(seat.place).sum() for seat in self._seats]
+        own = torch._foreach_norm([seat.lane.cohort.parameters.whole(seat.place) for seat in self._seats])
         losses = [seat.lane.cohort.totals[seat.place] for seat in self._seats]
-        told = torch.stack([torch.stack(own), torch.stack(losses)]).tolist()
+        told = torch.stack([*own, *losses]).view(2, -1).tolist()
         found: dict[int, Upload | Failure] = {}
-        for seat, total, loss in zip(self._seats, *told, strict=True):
+        for seat, norm, loss in zip(self._seats, *told, strict=True):
             steps = plan.client.epochs * -(-seat.images // plan.client.batch)
             labels = self._labels_of(plan.task, seat) if plan.tell_labels else None
             tensors = seat.lane.cohort.parameters.tensors(seat.place)
-            good = True if total - total == 0 else None  # a sum that is not finite may still be one of finite values
+            good = True if isfinite(norm) else None  # a norm that is not may still be one of finite values
             found[seat.job.client] = Upload(seat.job, tensors, seat.images, loss / steps, steps, labels, good)
         return found
 
@@ -262,15 +285,16 @@ class Ragged:
             if rows is not None:
                 rows[place, list(upload.labels or ())] = 1
         device = self.lanes[0].cohort.device
-        new, sums = self._exchange.average(share, label_axis, None if rows is None else rows.to(device))
+        new, sums, finite = self._exchange.average(share, label_axis, None if rows is None else rows.to(device))
         drift: dict[Any, list[float]] = {}
         for upload in uploads:
             mine = drift.setdefault(upload.job.capacity, [0.0, 0.0, 0.0])
             for which, value in enumerate(sums[places[upload.job.client]]):
                 mine[which] += value
-        return Averaged(
-            new, {str(c): 1 - a / (b * m) ** 0.5 if b * m > 0 else 0.0 for c, (a, b, m) in sorted(drift.items())[::-1]}
-        )
+        by_capacity = {
+            str(c): 1 - a / (b * m) ** 0.5 if b * m > 0 else 0.0 for c, (a, b, m) in sorted(drift.items())[::-1]
+        }
+        return Averaged(new, by_capacity, finite or None)
 
 
 def _ready(cohort: Cohort) -> tuple[Any, Callable[[], Any]]:

@@ -6,10 +6,10 @@ holds and at which place each index is held; a filter is addressed by (tap, inpu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import isfinite, prod
 
 import numpy as np
 import torch
@@ -100,46 +100,58 @@ class Exchange:
         self._deals, self._merges = self._table(deals), self._table(merges)
         self._sums = torch.zeros(len(merges), self.places, 3, device=self.device)
         self._windows = torch.full((self.places,), IDLE, dtype=torch.int64, device=self.device)
+        self._lengths = [tensor.elements for tensor in found.values()]
+        self._offsets = np.cumsum([0, *self._lengths[:-1]], dtype=np.int64) * 4
+        self._labels: dict[str | None, Tensor] = {}
+        self._known: dict[Window, NDArray[np.int32]] = {}
 
     def _table(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64).to(self.device)
+
+    def get_ready(self, windows: Iterable[Window]) -> None:
+        """Windows that will be dealt next."""
+        self._known = {window: self._map(window) for window in dict.fromkeys(windows)}
 
     def deal(self, state: Mapping[str, Tensor], windows: Sequence[Window | None]) -> None:
         """Every place's window of the server's tensors into its cohort; None leaves a place idle."""
         different = list(dict.fromkeys(window for window in windows if window is not None))
         numbers = {window: number for number, window in enumerate(different)}
         self._windows.copy_(torch.tensor([IDLE if w is None else numbers[w] for w in windows]))
-        self._maps = torch.from_numpy(np.concatenate([self._map(window) for window in different])).to(self.device)
+        self._maps = torch.from_numpy(np.concatenate([self._map_of(window) for window in different])).to(self.device)
         self._old = {name: state[name].contiguous() for name in self.tensors}
-        self._servers = self._addresses(self._old)
+        self._servers = torch.tensor([old.data_ptr() for old in self._old.values()]).to(self.device)
         deal[(len(self._deals),)](
             self._deals, self._parts, self._layouts, self._servers, self._windows, self._maps, self._length, SIZE=SIZE
         )
 
     def average(
         self, weights: Sequence[float], label_axis: str | None = None, rows: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], list[list[float]]]:
-        """The server's new tensors, and for every place the sums of change · average change, of both squared.
+    ) -> tuple[dict[str, Tensor], list[list[float]], bool]:
+        """The server's new tensors; for every place sums of change · average change, of both squared; is all finite?
 
         Args:
             weights: of every place; 0 leaves it out.
             label_axis, rows: the axis of the classes, and which of them a place holds, ``(places, classes)``.
         """
-        flat = torch.empty(sum(tensor.elements for tensor in self.tensors.values()), device=self.device)
-        parts = flat.split([tensor.elements for tensor in self.tensors.values()])
+        flat = torch.empty(sum(self._lengths), device=self.device)
+        parts = flat.split(self._lengths)
         new = {name: part.view(self._old[name].shape) for name, part in zip(self.tensors, parts, strict=True)}
-        labels = [_label(tensor, label_axis) for tensor in self.tensors.values()]
+        if label_axis not in self._labels:
+            which = [_label(tensor, label_axis) for tensor in self.tensors.values()]
+            self._labels[label_axis] = torch.tensor(which).to(self.device)
+        places = torch.from_numpy(flat.data_ptr() + self._offsets).to(self.device)
         merge[(len(self._merges),)](
-            self._merges, self._parts, self._layouts, self._servers, self._addresses(new), self._windows, self._maps,
+            self._merges, self._parts, self._layouts, self._servers, places, self._windows, self._maps,
             torch.tensor(weights, dtype=torch.float32).to(self.device), self._windows if rows is None else rows,
-            torch.tensor(labels).to(self.device), self._sums, self.places, len(self.tensors), self._length,
+            self._labels[label_axis], self._sums, self.places, len(self.tensors), self._length,
             1 if rows is None else rows.shape[1], ROWS=rows is not None, SIZE=SIZE,
         )  # fmt: skip
-        sums: list[list[float]] = self._sums.sum(0, dtype=torch.float64).tolist()
-        return new, sums
+        told = torch.cat([self._sums.sum(0, dtype=torch.float64).flatten(), flat.sum().double()[None]]).tolist()
+        return new, [told[at : at + 3] for at in range(0, len(told) - 1, 3)], isfinite(told[-1])
 
-    def _addresses(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        return torch.tensor([tensors[name].data_ptr() for name in self.tensors], dtype=torch.int64).to(self.device)
+    def _map_of(self, window: Window) -> NDArray[np.int32]:
+        found = self._known.get(window)
+        return self._map(window) if found is None else found
 
     def _map(self, window: Window) -> NDArray[np.int32]:
         """For every axis the index at each place, then the place of each index or -1; ``(2 · length,)``."""
