@@ -1,6 +1,6 @@
 """The fastest engine on a CPU, found by trying them on the run's own first cohort.
 
-For every capacity, a batch of a few of its clients is trained one after the other (``loop``), side by side, and
+For every capacity, a few batches of a few of its clients are trained one after the other (``loop``), side by side, and
 stacked (``crew``), in turn. ``loop`` stays unless another is clearly faster. What was measured
 is thrown away: neither the server's tensors nor any random number is touched.
 """
@@ -29,6 +29,7 @@ SHORT = 60.0  # seconds of training that are not worth a measurement
 TRIES = 3  # timed repetitions
 BUDGET = 1.0  # seconds after which a capacity is not tried again
 WIDE = 0.1  # seconds of a step above which clients are not worth stacking
+STEPS = 3  # batches of a client that are tried: with one, what a client costs beside its steps counts too much
 
 
 class Auto:
@@ -126,10 +127,10 @@ def _some(plan: RoundPlan, group: Sequence[Job], workers: int) -> list[Job]:
 
 def _times(plan: RoundPlan, jobs: Sequence[Job], loop: Loop, alone: Crew, stacked: Crew) -> Times:
     """The best of a few tries, in turn; the first, which makes sub-models, does not count."""
-    one, each = jobs[:1], jobs[: alone.workers]
-    tries: list[tuple[Engine, Sequence[Job]]] = [(loop, one), (alone, each)]
+    one = jobs[:1]
+    tries: list[tuple[Engine, Sequence[Job]]] = [(loop, one), (alone, jobs[: alone.workers])]
     if len(jobs) >= stacked.fewest and _seconds(loop, plan, one) < WIDE:
-        tries.append((stacked, jobs))
+        tries[1:] = [(alone, jobs), (stacked, jobs)]
     for engine, some in tries:
         _seconds(engine, plan, some)
     best = [float("inf")] * len(tries)
@@ -142,12 +143,14 @@ def _times(plan: RoundPlan, jobs: Sequence[Job], loop: Loop, alone: Crew, stacke
 
 
 def _seconds(engine: Engine, plan: RoundPlan, jobs: Sequence[Job]) -> float:
-    """Seconds a client takes for its first batch; endless where one of them fails."""
-    short: Any = _Beginning(plan.task, plan.client.batch)
+    """Seconds a client takes for a step; endless where one of them fails."""
+    short: Any = _Beginning(plan.task, STEPS * plan.client.batch)
     began = time.perf_counter()
     work = replace(plan.client, epochs=1)
-    failed = [isinstance(answer, Failure) for answer in engine.run(replace(plan, task=short, client=work, jobs=jobs))]
-    return float("inf") if any(failed) else (time.perf_counter() - began) / len(jobs)
+    answers = list(engine.run(replace(plan, task=short, client=work, jobs=jobs)))
+    steps = sum(answer.steps for answer in answers if isinstance(answer, Upload))
+    failed = any(isinstance(answer, Failure) for answer in answers)
+    return float("inf") if failed else (time.perf_counter() - began) / steps
 
 
 def _examples(plan: RoundPlan) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedrolex.client import Precision
-from fedrolex.engines.dropout import OwnDropout, has_dropout
+from fedrolex.engines.dropout import OwnDropout
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.loop import Loop, stream_seed
 from fedrolex.engines.stack import Stack, Unit
@@ -39,7 +39,6 @@ class Member(Loop):
     def __init__(self, model: nn.Module, precision: Precision, stop: threading.Event) -> None:
         super().__init__(model, precision=precision)
         self.stop = stop
-        self.dropout = has_dropout(model)
 
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
         """Channels last; a new module draws weights, which is not what counts as drawing."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedrolex.client import Precision, Slot
+from fedrolex.engines.dropout import OwnDropout, has_dropout
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.capture import one_line
@@ -30,6 +31,7 @@ class Loop:
     def __init__(self, model: nn.Module, *, precision: Precision = "fp32") -> None:
         self.model = model
         self.precision = precision
+        self.dropout = has_dropout(model) and next(model.parameters()).device.type == "cpu"
         self._slots: dict[tuple[tuple[str, int], ...], Slot] = {}
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
@@ -97,8 +99,9 @@ class Loop:
     @contextmanager
     def drawing(self, plan: RoundPlan, purpose: str, job: Job) -> Iterator[None]:
         """What a model draws inside (dropout) comes from a stream of its own."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(plan, purpose, job))
+        seed = stream_seed(plan, purpose, job)
+        with torch.random.fork_rng(devices=[]), OwnDropout(seed) if self.dropout else nullcontext():
+            torch.manual_seed(seed)
             yield
 
 
