@@ -15,6 +15,7 @@ from fedrolex import FedrolexError, train
 from fedrolex.engines import Auto, Choice, Crew, Loop
 from fedrolex.engines import auto as autos
 from fedrolex.engines import crew as crews
+from fedrolex.engines import loop as loops
 from fedrolex.engines.auto import Times, choose, decide
 from fedrolex.engines.crew import first_together
 from fedrolex.runs import Recipe, Run, prepare
@@ -170,7 +171,7 @@ def test_dropout_of_a_stack_is_the_same_every_time(tmp_path: Path) -> None:
 
 def test_a_model_that_draws_otherwise_is_left_to_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws of threads that share a generator would differ from run to run; loop's bits come out instead."""
-    monkeypatch.setattr(crews, "has_dropout", lambda _: False)
+    monkeypatch.setattr(loops, "has_dropout", lambda _: False)
     recipe = words(tmp_path)
     plain, crew = prepare(recipe), prepare(recipe)
     engine = crew.engine = Crew(crew.model, workers=2)

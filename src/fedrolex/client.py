@@ -7,9 +7,9 @@ alone, so an engine may run it eagerly, compile it, or capture it once and repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import ceil, isfinite
 from typing import Literal, get_args
 
 import torch
@@ -57,6 +57,7 @@ class Slot:
 
     module: nn.Module
     precision: Precision = "fp32"
+    names: list[str] = field(init=False)
     parameters: list[Tensor] = field(init=False)
     memory: Memory = field(init=False)
 
@@ -65,7 +66,8 @@ class Slot:
         return in_precision(self.module, x, self.precision)
 
     def __post_init__(self) -> None:
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self.names, self.parameters = list(trained), list(trained.values())
         self.memory = Memory.of(self.parameters)
 
 
@@ -84,6 +86,8 @@ class LocalTraining:
         milestones: rounds from which the rate is ``decay`` times smaller again.
         decay: factor at each milestone.
         mask: what the loss does with the scores of classes the client does not hold; see :func:`masked`.
+        proximal: μ of FedProx: the gradient of μ/2 · ‖w − received‖² is part of every gradient.
+        gradient: also tell the mean gradient of the received model over all examples.
     """
 
     epochs: int = 1
@@ -96,17 +100,19 @@ class LocalTraining:
     milestones: Sequence[int] = ()
     decay: float = 0.1
     mask: Mask = "none"
+    proximal: float = 0.0
+    gradient: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
+        for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0), ("proximal", 0)):
             if getattr(self, name) < low:
                 raise FedrolexError(f"client.{name} is {getattr(self, name)}: give at least {low}")
         for name in ("lr", "clip", "decay"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and isfinite(value)):
                 raise FedrolexError(f"client.{name} is {value}: give a number above 0")
-        if not (isfinite(self.momentum) and isfinite(self.weight_decay)):
-            raise FedrolexError("client.momentum and client.weight_decay must be finite")
+        if not all(isfinite(each) for each in (self.momentum, self.weight_decay, self.proximal)):
+            raise FedrolexError("client.momentum, client.weight_decay and method.mu must be finite")
         if any(milestone < 0 for milestone in self.milestones):
             raise FedrolexError(f"client.milestones is {list(self.milestones)}: give rounds, 0 or more")
         if self.optimizer not in get_args(Optimizer):
@@ -118,10 +124,18 @@ class LocalTraining:
         """The learning rate of a round."""
         return float(self.lr * self.decay ** sum(round >= milestone for milestone in self.milestones))
 
-    def start(self, slot: Slot) -> None:
-        """Make ready: the sub-model is loaded, the optimiser remembers nothing."""
+    def steps(self, examples: int, part: float = 1.0) -> int:
+        """How many steps a client takes; a straggler only does a part of them, at least one."""
+        return max(1, ceil(part * self.epochs * -(-examples // self.batch)))
+
+    def start(self, slot: Slot, correction: Mapping[str, Tensor] | None = None) -> None:
+        """Make ready: the sub-model is loaded, the optimiser remembers nothing; gradients may be corrected."""
         slot.module.train()
-        slot.memory.clear()
+        self.begin(slot.memory, slot.parameters, [correction[name] for name in slot.names] if correction else ())
+
+    def begin(self, memory: Memory, parameters: Sequence[Tensor], correction: Sequence[Tensor] = ()) -> None:
+        """The optimiser remembers nothing but what it needs of the received parameters."""
+        memory.begin(parameters, receive=self.proximal > 0, correction=correction)
 
     def step(
         self,
@@ -148,13 +162,25 @@ class LocalTraining:
         """What a step makes smaller."""
         return loss(scores if held is None else masked(scores, held, self.mask), y)
 
+    def pull(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
+        """Add FedProx's part of the gradients, in place."""
+        if self.proximal:
+            torch._foreach_add_(gradients, torch._foreach_sub(parameters, memory.received), alpha=self.proximal)
+
     def move(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: Rate) -> None:
         """Change parameters and the optimiser's memory in place, by gradients that are used up."""
+        self.pull(parameters, gradients, memory)
         if self.clip is not None:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
+        self.descend(parameters, gradients, memory, rate)
+
+    def descend(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: Rate) -> None:
+        """The same, by gradients that are pulled and clipped."""
         if self.weight_decay:
             torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
+        if memory.correction:
+            torch._foreach_add_(gradients, memory.correction)
         if self.optimizer == "adam":
             adam(parameters, gradients, memory, rate)
         else:

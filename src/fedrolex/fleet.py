@@ -16,15 +16,16 @@ import numpy as np
 
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.windows import exact
-from fedrolex.streams import deck, shuffle, words
+from fedrolex.streams import deck, shuffle, uniform, words
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client that takes part in a round, with what it can hold then."""
+    """A client that takes part in a round, with what it can hold then, and the part of its work that it manages."""
 
     client: int
     capacity: Fraction
+    part: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Fleet:
             instead of being its own for ever.
         availability: the chance that a client is there in a round, or a list with one entry a round
             (repeated from the start when it ends) of the clients that are.
+        stragglers: the chance that a client manages only a part of its work in a round, evenly between none and all.
         seed: key of all draws.
     """
 
@@ -49,6 +51,7 @@ class Fleet:
     shares: Sequence[Fraction | str | float] | None = None
     redrawn: bool = False
     availability: float | Sequence[Sequence[int]] = 1.0
+    stragglers: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,6 +59,8 @@ class Fleet:
             raise FedrolexError(f"a cohort of {self.cohort} of {self.clients} clients: give 1 ≤ cohort ≤ clients")
         if not self.capacities:
             raise FedrolexError("a fleet needs at least one capacity")
+        if not 0 <= self.stragglers <= 1:
+            raise FedrolexError(f"fleet.stragglers is {self.stragglers}: give a chance between 0 and 1")
         for value in self.capacities:
             exact(value)
         if self.shares is not None:
@@ -111,6 +116,13 @@ class Fleet:
             return chance == 1 or int(words(1, self.seed, "availability", round, client)[0]) < int(chance * 2**64)
         return client in self.availability[round % len(self.availability)]
 
+    def part(self, client: int, round: int) -> float:
+        """How much of its work a client manages in a round."""
+        if not self.stragglers:
+            return 1.0
+        late, part = uniform(words(2, self.seed, "straggler", round, client)).tolist()
+        return part if late < self.stragglers else 1.0
+
     def members(self, round: int, able: Fraction | None = None) -> list[Member]:
         """The cohort of a round, in the order of client numbers: drawn one by one until it is full.
 
@@ -120,7 +132,7 @@ class Fleet:
         """
         chosen: list[Member] = []
         for client in self._called(round):
-            member = Member(client, self.capacity(client, round))
+            member = Member(client, self.capacity(client, round), self.part(client, round))
             if able is None or member.capacity >= able:
                 chosen.append(member)
                 if len(chosen) == self.cohort:

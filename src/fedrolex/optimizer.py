@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,11 +19,15 @@ class Memory:
         first: velocity (SGD) or mean gradient (Adam), one for each parameter.
         second: mean squared gradient (Adam).
         count: steps done, a number on the device.
+        received: the parameters a round began with, where they are asked for.
+        correction: added to every gradient of the round, where there is one.
     """
 
     first: list[Tensor]
     second: list[Tensor]
     count: Tensor
+    received: list[Tensor] = field(default_factory=list)
+    correction: list[Tensor] = field(default_factory=list)
 
     @staticmethod
     def of(parameters: Sequence[Tensor]) -> Memory:
@@ -32,11 +36,22 @@ class Memory:
         count = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)
         return Memory(zeros, [torch.zeros_like(p) for p in parameters], count)
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def begin(self, parameters: Sequence[Tensor], *, receive: bool = False, correction: Sequence[Tensor] = ()) -> None:
+        """A new round from these parameters; tensors stay where they are, so a captured step reads the new ones."""
         torch._foreach_zero_(self.first)
         torch._foreach_zero_(self.second)
         self.count.zero_()
+        if receive:
+            _keep(self.received, [p.detach() for p in parameters])
+        _keep(self.correction, correction)
+
+
+def _keep(kept: list[Tensor], values: Sequence[Tensor]) -> None:
+    """Values into tensors that are made the first time."""
+    if not kept:
+        kept.extend(value.clone() for value in values)
+    elif values:
+        torch._foreach_copy_(kept, list(values))
 
 
 Rate = float | Tensor | list[Tensor]

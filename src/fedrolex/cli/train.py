@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from rich.table import Table
 from fedrolex.cli.console import console
 from fedrolex.data.images import NAMES
 from fedrolex.errors import FedrolexError
+from fedrolex.methods.needs import TABLE, Needs
 from fedrolex.runs.compare import alternatives
 from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
 from fedrolex.runs.run import Progress as RoundDone
@@ -147,10 +148,27 @@ def list_command(as_json: AsJson = False) -> None:
     """Methods, tasks, recipes, engines."""
     found = {"methods": list(METHODS), "tasks": list(TASKS), "recipes": recipes(), "engines": list(ENGINES)}
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps({**found, "needs": {name: asdict(needs) for name, needs in TABLE.items()}}))
         return
-    for kind, names in found.items():
+    console().print(_table_of_methods())
+    for kind, names in list(found.items())[1:]:
         console().print(f"[bold]{kind}[/bold]: {', '.join(names)}", highlight=False)
+
+
+def _table_of_methods() -> Table:
+    """The paper's Table 1 as it holds here."""
+    columns: dict[str, Callable[[Needs], bool]] = {
+        "clients of several sizes": lambda needs: not needs.one_size,
+        "server larger than all clients": lambda needs: needs.larger_server,
+        "secure aggregation possible": lambda needs: needs.secure_aggregation,
+        "needs public data": lambda needs: needs.public,
+        "needs validation data": lambda needs: needs.validation,
+        "clients keep state": lambda needs: needs.client_state,
+    }
+    table = Table("method", *columns)
+    for name, needs in TABLE.items():
+        table.add_row(name, *("yes" if holds(needs) else "" for holds in columns.values()))
+    return table
 
 
 def show_command(

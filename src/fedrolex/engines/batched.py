@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -96,7 +96,8 @@ class Batched:
 
     def takes(self, plan: RoundPlan) -> bool:
         """Whether a round can be trained here, and is worth it."""
-        return self._alone and plan.task.ignored is not None and plan.deadline is None and len(plan.jobs) >= PLACES
+        corrected = any(job.correction for job in plan.jobs)
+        return self._alone and not corrected and plan.task.ignored is not None and len(plan.jobs) >= PLACES
 
     def run(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:
         """Train clients at once; answers come in the order of the jobs."""
@@ -162,7 +163,7 @@ class Batched:
     def _captured(self, plan: RoundPlan, lane: Lane, names: Sequence[str]) -> Any:
         """One batch of every place: a graph, or on a CPU the function itself."""
         work, task = plan.client, plan.task
-        unclipped = replace(work, clip=None)
+        work.begin(lane.memory, lane.parameters)
         within = torch.arange(work.batch, device=lane.y.device)
         fixed = [name for name in lane.tensors if name not in names]
         masks = work.mask != "none"
@@ -183,9 +184,10 @@ class Batched:
             gradients = list(torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True))
             busy = lane.counter * work.batch < lane.sizes
             with torch.no_grad():
+                work.pull(lane.parameters, gradients, lane.memory)
                 clip_each(gradients, work.clip)
                 rates = [(lane.rate * busy).view(-1, *[1] * (p.dim() - 1)) for p in lane.parameters]
-                unclipped.move(lane.parameters, gradients, lane.memory, rates)
+                work.descend(lane.parameters, gradients, lane.memory, rates)
                 lane.totals.add_(torch.where(busy, losses.detach(), 0.0))
                 lane.counter.add_(1)
 
@@ -215,7 +217,7 @@ class Batched:
                     tensor[: len(parts)] = torch.stack(parts)
             sizes = [len(seat.data) for seat in mine]
             lane.sizes.copy_(torch.tensor(sizes + [0] * (PLACES - len(sizes))))
-            lane.memory.clear()
+            plan.client.begin(lane.memory, lane.parameters)
             lane.totals.zero_()
             lane.rate.fill_(plan.client.rate(plan.round))
             if plan.client.mask != "none":

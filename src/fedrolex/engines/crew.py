@@ -96,7 +96,7 @@ class Crew:
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""
         device = next(iter(plan.state.values())).device
-        if plan.deadline is not None or self.draws or device.type != "cpu":
+        if not plan.plain or self.draws or device.type != "cpu":
             self.together = False
             yield from self.loop.run(plan)
             return

@@ -24,12 +24,16 @@ class Job:
         capacity: what it trains, as a part of the server's model.
         window: which nodes.
         own: whole tensors that stand in for the server's of the same name: what its capacity keeps apart.
+        correction: added to its gradients, by parameter, in the shapes of the window; none where it is empty.
+        part: of its work that it does; a straggler does less than all.
     """
 
     client: int
     capacity: Fraction
     window: Window
     own: Mapping[str, Tensor] = field(default_factory=dict)
+    correction: Mapping[str, Tensor] = field(default_factory=dict)
+    part: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,11 @@ class RoundPlan:
     tell_labels: bool = False
     upcoming: Callable[[], Sequence[Job]] = list
 
+    @property
+    def plain(self) -> bool:
+        """Whether everyone does all of the same work: no deadline, no stragglers, nothing told but the weights."""
+        return self.deadline is None and not self.client.gradient and all(job.part == 1 for job in self.jobs)
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -74,6 +83,7 @@ class Upload:
         steps: how many.
         labels: the classes it holds, where it was asked.
         finite: whether all its values are, where the engine has looked.
+        gradient: of the received model, mean over its examples, by parameter, where it was asked.
     """
 
     job: Job
@@ -83,6 +93,7 @@ class Upload:
     steps: int
     labels: Sequence[int] | None = None
     finite: bool | None = None
+    gradient: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,8 @@ class Graph:
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""
         self.together, self._at_rest = False, None
-        if plan.deadline is not None:
-            yield from self.loop.run(plan)  # a captured step cannot be interrupted
+        if not plan.plain:
+            yield from self.loop.run(plan)  # captured steps cannot be interrupted, and all do the same
             return
         ragged = self._ragged if self._ragged is not None and self._ragged.takes(plan) else None
         train = ragged.run if ragged is not None else self._batched.run if self._batched.takes(plan) else self._wave
@@ -164,7 +164,7 @@ class Graph:
         batch, rest = plan.client.batch, len(data) % plan.client.batch
         for size in {batch if len(data) >= batch else rest, rest or batch}:
             if size not in lane.graphs:
-                lane.graphs[size] = self._capture(plan, lane, size)
+                lane.graphs[size] = self._capture(plan, job, lane, size)
         taken[widths] = place + 1
         return lane
 
@@ -193,11 +193,12 @@ class Graph:
         self._lanes[key] = lane
         return lane
 
-    def _capture(self, plan: RoundPlan, lane: Lane, size: int) -> Any:
+    def _capture(self, plan: RoundPlan, job: Job, lane: Lane, size: int) -> Any:
         """One step on the next ``size`` examples: a graph, or on a CPU the function itself."""
         work, task = plan.client, plan.task
         within = torch.arange(size, device=lane.y.device)
 
+        work.start(lane.slot, job.correction)  # makes what the step will read
         whole = self._compiled_step(plan, lane) if self.compiled and not list(lane.slot.module.buffers()) else None
 
         def step() -> None:
@@ -214,7 +215,6 @@ class Graph:
         if lane.stream is None:
             return step
         lane.read.append(within)
-        lane.slot.module.train()
         fastest = not torch.are_deterministic_algorithms_enabled()
         with torch.backends.cudnn.flags(
             enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=self.precision != "fp32"
@@ -256,7 +256,7 @@ class Graph:
             else:
                 mine = list(plan.axes.state(lane.slot.module, job.window).values())
                 torch._foreach_copy_(mine, list(plan.axes.state(like.slot.module, job.window).values()))
-            plan.client.start(lane.slot)
+            plan.client.start(lane.slot, job.correction)
             lane.total.zero_()
             lane.rate.fill_(plan.client.rate(plan.round))
 

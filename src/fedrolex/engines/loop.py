@@ -16,6 +16,7 @@ from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.capture import one_line
 from fedrolex.streams import shuffle, words
+from fedrolex.tasks.task import Examples
 
 
 class Loop:
@@ -73,15 +74,16 @@ class Loop:
         held = None
         if labels is not None and work.mask != "none":
             held = torch.zeros(task.classes, dtype=torch.bool, device=device).index_fill_(0, labels, True)
+        gradient = self._gradient(plan, job, slot, data, held) if work.gradient else None
         total: Tensor | None = None
-        steps = 0
+        steps, last = 0, work.steps(len(data), job.part)
         with self.drawing(plan, "client", job):
-            work.start(slot)
+            work.start(slot, job.correction)
             for epoch in range(work.epochs):
                 key = (plan.round, job.client, epoch)
                 order = torch.from_numpy(shuffle(len(data), plan.seed, "batches", *key)).to(device)
                 draws = random_draws(len(data), plan.seed, *key).to(device) if task.random_inputs else None
-                for batch in order.split(work.batch):
+                for batch in order.split(work.batch)[: last - steps]:
                     self.go_on(plan, began, steps)
                     x = task.inputs(data.x[batch], None if draws is None else draws[batch])
                     loss = work.step(slot, x, data.y[batch], task.loss, rate, held)
@@ -94,7 +96,23 @@ class Loop:
             float(total) / steps if total is not None else float("nan"),
             steps,
             labels.tolist() if labels is not None and plan.tell_labels else None,
+            gradient=gradient,
         )
+
+    def _gradient(
+        self, plan: RoundPlan, job: Job, slot: Slot, data: Examples, held: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Of the received model, mean over the client's examples as they are stored, weight decay included."""
+        work, task = plan.client, plan.task
+        total = [torch.zeros_like(p) for p in slot.parameters]
+        slot.module.eval()
+        for batch in torch.arange(len(data), device=data.y.device).split(work.batch):
+            value = work.objective(slot.scores(task.inputs(data.x[batch])), data.y[batch], task.loss, held)
+            found = torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True)
+            torch._foreach_add_(total, found, alpha=len(batch) / len(data))
+        with torch.no_grad():
+            torch._foreach_add_(total, slot.parameters, alpha=work.weight_decay)
+        return dict(zip(slot.names, total, strict=True))
 
     @contextmanager
     def drawing(self, plan: RoundPlan, purpose: str, job: Job) -> Iterator[None]:

@@ -74,8 +74,8 @@ class Stack:
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, stack by stack."""
-        if plan.deadline is not None:
-            yield from self.loop.run(plan)  # a stack has no time of its own
+        if not plan.plain:
+            yield from self.loop.run(plan)  # a stack has no time of its own, and all of it does the same
             return
         units, failures = self.units(plan)
         yield from failures
@@ -151,18 +151,22 @@ class Stack:
         stacked = _stacked(plan, [job for job, _ in group], self.channels_last)
         parameters = [stacked[name] for name in names]
         memory = Memory.of(parameters)
+        every = [job.correction for job, _ in group]
+        work.begin(
+            memory, parameters, [torch.stack([one[name] for one in every]) for name in names] if every[0] else ()
+        )
         held = _held(task, [data for _, data in group]) if work.mask != "none" else None
         gradient = self._gradient(self._modules[widths], names, work, task, masked=held is not None)
         rate, total, steps = work.rate(plan.round), torch.zeros(len(group), device=parameters[0].device), 0
-        unclipped = replace(work, clip=None)
         with self.loop.drawing(plan, "stack", group[0][0]):
             for epoch in range(work.epochs):
                 for x, y in _batches(plan, group, epoch):
                     self.loop.go_on(plan, 0.0, steps)
                     gradients, losses = gradient(parameters, x, y, held)
                     with torch.no_grad():
+                        work.pull(parameters, gradients, memory)
                         clip_each(gradients, work.clip)
-                        unclipped.move(parameters, gradients, memory, rate)
+                        work.descend(parameters, gradients, memory, rate)
                     total += losses
                     steps += 1
         answers = []

@@ -2,8 +2,17 @@
 
 from fedrolex.methods.fed_dropout import fed_dropout
 from fedrolex.methods.fedavg import fedavg
+from fedrolex.methods.fedbe import fedbe
+from fedrolex.methods.feddf import feddf
+from fedrolex.methods.fedprox import fedprox
 from fedrolex.methods.fedrolex import fedrolex
 from fedrolex.methods.heterofl import heterofl
 from fedrolex.methods.method import Method
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.scaffold import scaffold
+from fedrolex.methods.server_optimizer import ServerOptimizer
 
-__all__ = ["Method", "fed_dropout", "fedavg", "fedrolex", "heterofl"]
+__all__ = [
+    "Method", "Needs", "ServerOptimizer", "fed_dropout", "fedavg", "fedbe", "feddf", "fedprox", "fedrolex", "heterofl",
+    "scaffold",
+]  # fmt: skip

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
 
 from fedrolex.client import LocalTraining
+from fedrolex.methods.needs import TABLE, Needs
+from fedrolex.methods.server_optimizer import ServerOptimizer
+from fedrolex.methods.server_round import ServerRound
 from fedrolex.slicing.fold import Normaliser
 from fedrolex.slicing.schemes import Scheme
+
+if TYPE_CHECKING:
+    from fedrolex.methods.scaffold import Controls
 
 Weighting = Literal["uniform", "samples"]
 Norms = Literal["shared", "per_capacity"]
@@ -28,6 +37,11 @@ class Method:
         able_only: only clients that can hold ``width`` take part.
         norms: whether all capacities share scales and shifts of norms, or each keeps its own.
         rows: a class's part of the output layer is averaged over the clients that hold the class only.
+        own_models: every capacity has a model of its own, not a part of one that all share.
+        keeps_stragglers: clients that did only a part of their work count; otherwise they are dropped.
+        optimizer: of the server; None takes the average as it is.
+        controls: SCAFFOLD's control variates.
+        server: what the server does after averaging: new tensors of the models of each size.
     """
 
     name: str
@@ -39,3 +53,13 @@ class Method:
     able_only: bool = False
     norms: Norms = "shared"
     rows: bool = False
+    own_models: bool = False
+    keeps_stragglers: bool = False
+    optimizer: ServerOptimizer | None = None
+    controls: Controls | None = None
+    server: Callable[[ServerRound], dict[Fraction, dict[str, Tensor]]] | None = None
+
+    @property
+    def needs(self) -> Needs:
+        """What it must be given."""
+        return TABLE[self.name]

@@ -1,4 +1,4 @@
-"""Tensors of which every capacity keeps a copy of its own: scales and shifts of norms, if a method says so.
+"""Tensors of which every capacity keeps a copy of its own: scales and shifts of norms, or all, if a method says so.
 
 They are part of the server's state under ``tensor@capacity``, whole; a client gets, and moves, its capacity's.
 """
@@ -26,10 +26,8 @@ class Apart:
     capacities: Sequence[Fraction] = ()
 
     @staticmethod
-    def of(model: nn.Module, capacities: Sequence[Fraction]) -> Apart:
+    def norms(model: nn.Module, capacities: Sequence[Fraction]) -> Apart:
         """The norms of a model, for these capacities."""
-        if not capacities:
-            return Apart()
         names = norm_parameters(model)
         if not names:
             raise FedrolexError("method.norms is per_capacity, but this model has no norms with scales and shifts")
@@ -41,7 +39,7 @@ class Apart:
         return {**extra, **state} if extra else dict(state)
 
     def shared(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's tensors, without the copies."""
+        """The model's tensors, without the copies and without what a method remembers."""
         return {name: tensor for name, tensor in state.items() if "@" not in name}
 
     def own(self, state: Mapping[str, Tensor], capacity: Fraction) -> dict[str, Tensor]:

@@ -57,6 +57,10 @@ class ClientStates:
         self._keep(client, round, {name: tensor.detach().cpu().clone() for name, tensor in state.items()})
         self._unsaved.add(client)
 
+    def newer(self, round: int) -> bool:
+        """Whether a state at hand was written in this round or later."""
+        return any(written >= round for written, _ in self._near.values())
+
     def save(self, round: int) -> None:
         """Write what is only in memory: all that is current now belongs to the checkpoint of ``round``."""
         for client in sorted(self._unsaved):

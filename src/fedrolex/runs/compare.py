@@ -18,6 +18,7 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
     smallest, middle, largest = levels[-1], levels[len(levels) // 2], levels[0]
 
     def homogeneous(width: object, *, able_only: bool = False) -> Recipe:
+
         method = replace(recipe.method, name="fedavg", width=str(width), able_only=able_only)
         return replace(recipe, method=method, compare=False)
 

@@ -79,6 +79,8 @@ _NO = object()
 
 def _convert(hint: Any, value: Any) -> Any:
     """``value`` as ``hint``, or _NO; numbers may stand for strings (a capacity of 1), integers for floats."""
+    if typing.get_origin(hint) is typing.Literal:
+        return value if isinstance(value, str) else _NO  # the dataclass says which words it takes
     if hint is type(None):
         return None if value is None else _NO
     if typing.get_origin(hint) is list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,12 +31,14 @@ class Intake:
     Attributes:
         losses: of the clients whose updates were taken.
         failures: why the others' were not, by client.
+        uploads: those taken, with their weights, where the method asks for them one by one.
     """
 
     def __init__(self, training: Training, plan: RoundPlan, *, together: bool) -> None:
         self.training, self.plan, self.together = training, plan, together
         self.losses: list[float] = []
         self.failures: dict[str, str] = {}
+        self.uploads: list[tuple[Upload, float]] = []
         self._uploads: list[Upload] = []
         if not together:
             self._start_folding()
@@ -60,6 +63,15 @@ class Intake:
                     self._folds.skip(answer.job)
             elif isinstance(answer, Upload):
                 self.losses.append(answer.loss)
+                self._keep(answer)
+
+    def _keep(self, upload: Upload) -> None:
+        """What a method wants to know of single answers."""
+        if self.training.controls is not None:
+            self.training.controls.take(upload, self.plan)
+        if self.training.method.needs.uploads:
+            copied = {name: tensor.clone() for name, tensor in upload.tensors.items()}
+            self.uploads.append((replace(upload, tensors=copied), self._weight(upload)))
 
     def _fold(self, upload: Upload) -> str | None:
         """Fold an upload in; says why it could not be."""

@@ -13,7 +13,21 @@ import yaml
 from fedrolex.client import LocalTraining
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
-from fedrolex.methods import Method, fed_dropout, fedavg, fedrolex, heterofl
+from fedrolex.methods import (
+    Method,
+    ServerOptimizer,
+    fed_dropout,
+    fedavg,
+    fedbe,
+    feddf,
+    fedprox,
+    fedrolex,
+    heterofl,
+    scaffold,
+)
+from fedrolex.methods.fedbe import BayesianEnsemble
+from fedrolex.methods.feddf import EnsembleDistillation
+from fedrolex.methods.needs import TABLE
 from fedrolex.runs.decode import from_plain, one_of, read_yaml
 from fedrolex.runs.measure import Measure
 from fedrolex.runs.task_recipe import ImagesRecipe, WordsRecipe
@@ -21,9 +35,10 @@ from fedrolex.slicing.schemes import Rolling, spread
 from fedrolex.slicing.windows import exact
 
 FORMAT = 1
-METHODS = ("fedrolex", "heterofl", "fed_dropout", "fedavg")
+METHODS = tuple(TABLE)
 TASKS = ("images", "words")
 ENGINES = ("auto", "loop", "stack", "crew", "graph")
+PART = 0.1
 LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
 INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")
 
@@ -41,6 +56,8 @@ class FleetRecipe:
         shares: how large a part of the fleet has each level; null is equal parts.
         redrawn: draw every client's capacity anew each round, as in the published runs.
         availability: chance that a client is there in a round.
+        stragglers: chance that a client manages only a part of its work in a round; fedprox keeps what it has done,
+            other methods drop it.
         trace: instead, the clients that are there, a list a round.
         server: how many times wider the server's model is than the task's.
     """
@@ -51,6 +68,7 @@ class FleetRecipe:
     shares: list[str] | None = None
     redrawn: bool = False
     availability: float = 1.0
+    stragglers: float = 0.0
     trace: list[list[int]] | None = None
     server: int = 1
 
@@ -81,6 +99,7 @@ class FleetRecipe:
             shares=self.shares,
             redrawn=self.redrawn,
             availability=there,
+            stragglers=self.stragglers,
             seed=seed,
         )
 
@@ -105,6 +124,25 @@ def _mix(name: str) -> tuple[list[str], list[str] | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerRecipe:
+    """The server's optimiser: ``none`` takes averages as they are; see :class:`fedrolex.methods.ServerOptimizer`."""
+
+    name: str = "none"
+    lr: float = 1.0
+    momentum: float = 0.0
+    second: float = 0.99
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        one_of("method.server.name", self.name, ("none", "sgd", "adam", "yogi"))
+        self.build()
+
+    def build(self) -> ServerOptimizer | None:
+        """The optimiser."""
+        return None if self.name == "none" else ServerOptimizer(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
 class MethodRecipe:
     """How.
 
@@ -113,8 +151,14 @@ class MethodRecipe:
         rounding: of β·K: ``floor`` or ``ceil``; at least one node is kept.
         overlap, spread: fedrolex's: overlap of consecutive windows; an offset for each axis and client.
         scope: fed_dropout's: who shares a draw.
-        width, able_only: fedavg's: what everyone trains, and whether only those who can hold it do.
-        weighting: of a client in the average: ``uniform`` or ``samples``.
+        width, able_only: of methods that train one size: what everyone trains (null is the smallest capacity of the
+            fleet), and whether only those who can hold it do.
+        mu: fedprox's: strength of the pull back to the received model.
+        option, denominator: scaffold's: how control variates are renewed; see :mod:`fedrolex.methods.scaffold`.
+        ensemble: fedbe's; see :class:`fedrolex.methods.fedbe.BayesianEnsemble`.
+        distillation: feddf's; see :class:`fedrolex.methods.feddf.EnsembleDistillation`.
+        server: the server's optimiser, of methods that average.
+        weighting: of a client in the average: ``uniform`` or ``samples``; null is the method's own.
         norms: ``shared``, or ``per_capacity``: every capacity keeps scales and shifts of its own.
         rows: average a class's part of the output layer over the clients that hold the class only. They
             must say which they hold.
@@ -125,40 +169,67 @@ class MethodRecipe:
     overlap: str = "1"
     spread: bool = False
     scope: str = "client"
-    width: str = "1"
+    width: str | None = None
     able_only: bool = False
-    weighting: str = "uniform"
+    mu: float = 0.01
+    option: str = "II"
+    denominator: str | None = None
+    ensemble: BayesianEnsemble = field(default_factory=BayesianEnsemble)
+    distillation: EnsembleDistillation = field(default_factory=EnsembleDistillation)
+    server: ServerRecipe = field(default_factory=ServerRecipe)
+    weighting: str | None = None
     norms: str = "shared"
     rows: bool = False
 
     def __post_init__(self) -> None:
         one_of("method.name", self.name, METHODS)
         one_of("method.norms", self.norms, ("shared", "per_capacity"))
-        one_of("method.weighting", self.weighting, ("uniform", "samples"))
+        if self.weighting is not None:
+            one_of("method.weighting", self.weighting, ("uniform", "samples"))
+        one_of("method.option", self.option, ("I", "II"))
+        if self.denominator is not None:
+            one_of("method.denominator", self.denominator, ("steps", "momentum"))
         one_of("method.rounding", self.rounding, ("floor", "ceil"))
         one_of("method.scope", self.scope, ("round", "capacity", "client"))
-        exact(self.width)
+        if self.width is not None:
+            exact(self.width)
         Rolling(overlap=self.overlap)
 
-    def build(self, client: LocalTraining, cohort: int, server: int, seed: int) -> Method:
-        """The method."""
-        weighting: Any = self.weighting
+    def build(self, client: LocalTraining, fleet: Fleet, server: int, seed: int) -> Method:
+        """The method, for a fleet whose server is so many times wider than the task's model."""
+        made = self._method(client, fleet, server, seed)
+        weighting: Any = self.weighting or made.weighting
         norms: Any = self.norms
-        made = self._method(client, cohort, server, seed)
-        return replace(made, weighting=weighting, norms=norms, rows=self.rows)
+        optimizer = self.server.build()
+        for what, asked in (("norms=per_capacity", norms != "shared"), ("rows", self.rows), ("server", optimizer)):
+            if asked and (made.server is not None or made.controls is not None):
+                raise FedrolexError(f"method.{what} does not go with {self.name}")
+        return replace(made, weighting=weighting, norms=norms, rows=self.rows, optimizer=optimizer)
 
-    def _method(self, client: LocalTraining, cohort: int, server: int, seed: int) -> Method:
+    def _method(self, client: LocalTraining, fleet: Fleet, server: int, seed: int) -> Method:
         rounding: Any = self.rounding
+        width = min(fleet.levels) if self.width is None else exact(self.width) / server
+        able = self.able_only
         match self.name:
             case "fedrolex":
-                offset = spread(cohort) if self.spread else None
+                offset = spread(fleet.cohort) if self.spread else None
                 return fedrolex(client, overlap=self.overlap, offset=offset, rounding=rounding)
             case "heterofl":
                 return heterofl(client, rounding=rounding)
             case "fed_dropout":
                 scope: Any = self.scope
                 return fed_dropout(client, seed=seed, scope=scope, rounding=rounding)
-        return fedavg(client, width=exact(self.width) / server, able_only=self.able_only, rounding=rounding)
+            case "fedprox":
+                return fedprox(client, mu=self.mu, width=width, able_only=able, rounding=rounding)
+            case "scaffold":
+                option: Any = self.option
+                by: Any = self.denominator
+                return scaffold(client, option=option, denominator=by, width=width, able_only=able, rounding=rounding)
+            case "fedbe":
+                return fedbe(client, ensemble=self.ensemble, width=width, able_only=able, rounding=rounding)
+            case "feddf":
+                return feddf(client, distillation=self.distillation, rounding=rounding)
+        return fedavg(client, width=width, able_only=able, rounding=rounding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +344,15 @@ class Recipe:
             raise FedrolexError(
                 f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: no round would count"
             )
+
+    def with_parts(self) -> Recipe:
+        """The recipe with public and validation parts put aside where the method needs them and nothing is said."""
+        if not isinstance(self.task, ImagesRecipe):
+            return self
+        task, needs = self.task, TABLE[self.method.name]
+        public = PART if needs.public and task.public is None else task.public
+        validation = PART if needs.validation and task.validation is None else task.validation
+        return replace(self, task=replace(task, public=public, validation=validation))
 
     def encode(self) -> dict[str, Any]:
         """Every key, defaults included, as plain data."""

@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedrolex.client import Mask
 from fedrolex.data.where import data_folder
@@ -28,14 +28,16 @@ from fedrolex.engines import Auto, Choice, Crew, Engine, Graph, Loop, Stack
 from fedrolex.engines.precision import use_tf32
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
+from fedrolex.methods import Method
 from fedrolex.runs import checkpoint
+from fedrolex.runs.client_state import ClientStates
 from fedrolex.runs.recipe import Recipe
 from fedrolex.runs.task_recipe import WordsRecipe
 from fedrolex.runs.training import Training, pick_device
 from fedrolex.slicing.capture import one_line
 from fedrolex.slicing.trace import trace
 from fedrolex.streams import words
-from fedrolex.tasks import Task
+from fedrolex.tasks import Classification, Task
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -49,6 +51,7 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
     """
     device = pick_device(recipe.device)
     client = recipe.client.build()
+    recipe = recipe.with_parts()
     task, fleet = _open(recipe, client.mask) if task is None else (task, recipe.fleet.build(recipe.seed))
     if task.clients != fleet.clients:
         raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}")
@@ -60,7 +63,8 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
             raise FedrolexError(f"the model cannot be made: {one_line(error)}") from error
     axes = trace(model, task.example().cpu()).freeze(*task.frozen)
     model.to(device)
-    method = recipe.method.build(client, fleet.cohort, recipe.fleet.server, recipe.seed)
+    method = recipe.method.build(client, fleet, recipe.fleet.server, recipe.seed)
+    _given(method, task)
     if method.able_only and method.width is not None and max(fleet.levels) < method.width:
         raise FedrolexError(
             f"nobody in the fleet can hold width {recipe.method.width}: the largest is {recipe.fleet.capacities[0]}"
@@ -83,6 +87,18 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         except FedrolexError as error:
             raise FedrolexError(f"weights {recipe.weights}: {error}") from None
     return training
+
+
+def _given(method: Method, task: Task) -> None:
+    """Refuse a method whose needs a task does not meet."""
+    needs = method.needs
+    if (needs.public or needs.uploads) and not isinstance(task, Classification):
+        raise FedrolexError(f"{method.name} compares scores of classes: it needs a task of images, not {task.name}")
+    if isinstance(task, Classification):
+        if needs.public and not task.public:
+            raise FedrolexError(f"{method.name} needs public examples: set task.public to a share, a set or a folder")
+        if needs.validation and not task.validation:
+            raise FedrolexError(f"{method.name} needs held-out examples to judge by: set task.validation to a share")
 
 
 def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engine:
@@ -193,6 +209,8 @@ class Run:
         """Train from where the run stands to its last round; returns the summary."""
         recipe = self.recipe()
         data = training.task.fingerprint()
+        if training.method.needs.client_state:
+            training.keep_states(ClientStates(self.folder / "clients"))
         self._restore(recipe, training, data)
         self._choose(training)
         board = _board(self.folder, training.round)
@@ -205,7 +223,7 @@ class Run:
                     except FedrolexError:  # a model that is no longer finite: what came before is good
                         training.state, training.round = done
                         if training.round:
-                            self.save(recipe, data, *done)
+                            self.save(recipe, data, training)
                         raise
                     log.write(json.dumps(row, allow_nan=False) + "\n")
                     log.flush()
@@ -213,12 +231,13 @@ class Run:
                     _write_board(board, row)
                     if training.round % recipe.checkpoint_every == 0 or training.round == recipe.rounds:
                         os.fsync(log.fileno())
-                        self.save(recipe, data, *done)
+                        self.save(recipe, data, training)
                     if progress is not None:
                         progress(row)
         except KeyboardInterrupt:
             training.state, training.round = done
-            self.save(recipe, data, *done)
+            if training.states is None or not training.states.newer(training.round):  # else made again by resume
+                self.save(recipe, data, training)
             raise
         except OSError as error:
             raise FedrolexError(f"cannot write to {self.folder}: {error.strerror}") from error
@@ -240,6 +259,8 @@ class Run:
             if not about.get("round", "").isdigit():
                 raise FedrolexError(f"checkpoint {self.checkpoint} does not say its round: start a new run")
             training.restore(tensors, int(about["round"]))
+        if training.states is not None:
+            training.states.restore(training.round)
         rows = self.rows()[: training.round]
         if [row["round"] for row in rows] != list(range(training.round)):
             raise FedrolexError(
@@ -272,10 +293,12 @@ class Run:
             row.update(training.evaluate())
         return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
-    def save(self, recipe: Recipe, data: str, state: Mapping[str, Tensor], round: int) -> None:
-        """Write a checkpoint of the rounds done so far."""
-        about = {"round": str(round), "recipe": json.dumps(recipe.encode()), "data": data}
-        checkpoint.write(self.checkpoint, state, about)
+    def save(self, recipe: Recipe, data: str, training: Training) -> None:
+        """Write a checkpoint of the rounds done so far; clients' states first, which go back to any round before."""
+        if training.states is not None:
+            training.states.save(training.round)
+        about = {"round": str(training.round), "recipe": json.dumps(recipe.encode()), "data": data}
+        checkpoint.write(self.checkpoint, training.state, about)
 
     def _finish(self, recipe: Recipe, training: Training) -> dict[str, Any]:
         rows = self.rows()

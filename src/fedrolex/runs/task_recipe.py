@@ -124,7 +124,9 @@ class ImagesRecipe:
         scaler: HeteroFL's scaler, in a PreResNet.
         augment: shift by up to four pixels and mirror while training; null is yes for CIFAR.
         partition: how the images are spread.
-        validation, public: parts of the training images put aside first.
+        validation, public: shares of the training images put aside first, for methods that distil; ``public`` may also
+            be another set's name or a folder of images, whose labels nobody looks at. Null is a tenth for methods
+            that need it, else none.
         limit: use only so many training images (a random choice), or null; and as many test images at most.
     """
 
@@ -136,8 +138,8 @@ class ImagesRecipe:
     scaler: bool = False
     augment: bool | None = None
     partition: PartitionRecipe = field(default_factory=PartitionRecipe)
-    validation: float = 0.0
-    public: float = 0.0
+    validation: float | None = None
+    public: float | str | None = None
     limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -167,14 +169,27 @@ class ImagesRecipe:
         """Axes that capacities do not cut."""
         return ()
 
+    def _others(self, images: ImageSet, folder: Path, seed: int) -> Examples | None:
+        """Images of another set, for distillation; of this one, nobody may look at the test images."""
+        if not isinstance(self.public, str):
+            return None
+        if self.public == self.data:
+            raise FedrolexError(f"task.public is {self.public!r}, which is what is learned: give a share, e.g. 0.1")
+        others = load_images(self.public, folder, seed)
+        if others.train_x.shape[1:] != images.train_x.shape[1:]:
+            shapes = [tuple(each.train_x.shape[1:]) for each in (others, images)]
+            raise FedrolexError(f"task.public {self.public!r} has images of shape {shapes[0]}, the task {shapes[1]}")
+        return Examples(others.train_x, others.train_y)
+
     def build(self, fleet: Fleet, server: int, seed: int, folder: Path, mask: Mask) -> Task:
         """The task, spread over the clients of a fleet whose server is so many times wider than the task's model."""
         images = load_images(self.data, folder, seed)
         shape = _shape(images)
         classes = shape[0]
-        held = hold_out(len(images.train_y), {"validation": self.validation, "public": self.public}, seed)
+        aside = 0.0 if isinstance(self.public, str) else self.public or 0.0
+        held = hold_out(len(images.train_y), {"validation": self.validation or 0.0, "public": aside}, seed)
         whole, test = Examples(images.train_x, images.train_y), Examples(images.test_x, images.test_y)
-        train = whole.rows(held["rest"]) if self.validation or self.public else whole
+        train = whole.rows(held["rest"]) if self.validation or aside else whole
         if self.limit is not None:
             train, test = _some(train, self.limit, seed), _some(test, self.limit, seed)
         parts, test_parts = self.partition.split(train.y, test.y, classes, fleet, server, seed)
@@ -191,7 +206,7 @@ class ImagesRecipe:
                 (0.0,) if digits else images.mean, (240 / 255,) if digits else images.std, 4 if crops else 0, crops
             ),
             validation=whole.rows(held["validation"]) if self.validation else None,
-            public=whole.rows(held["public"]) if self.public else None,
+            public=whole.rows(held["public"]) if aside else self._others(images, folder, seed),
             rare=self.partition.rare,
             mask="neg_inf" if mask == "none" else mask,
             classes=classes,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import Any
@@ -17,13 +18,17 @@ from fedrolex.engines import Engine, Job, RoundPlan
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
+from fedrolex.methods.server_round import Group, ServerRound
 from fedrolex.runs.apart import Apart
-from fedrolex.runs.intake import Intake
+from fedrolex.runs.client_state import ClientStates
+from fedrolex.runs.controls import SUFFIX, ControlBook
+from fedrolex.runs.intake import Intake, not_finite
 from fedrolex.runs.measure import Measure
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
 from fedrolex.slicing.windows import WHOLE, Window
-from fedrolex.tasks import Task
+from fedrolex.streams import words
+from fedrolex.tasks import Classification, Task
 
 
 @dataclass
@@ -39,7 +44,8 @@ class Training:
         deadline: seconds a client may take.
         measure: how the model is evaluated.
         round: the next round.
-        state: the server's tensors; those a capacity keeps apart are named ``tensor@capacity``.
+        state: the server's tensors; those a capacity keeps apart are named ``tensor@capacity``, those a method
+            remembers ``tensor@what``.
     """
 
     task: Task
@@ -59,11 +65,36 @@ class Training:
         if not self.state:
             self.state = {name: tensor.clone() for name, tensor in self.axes.state(self.model).items()}
         levels = self.fleet.levels if self.method.width is None else [self.method.width]
-        self.apart = Apart.of(self.model, levels if self.method.norms == "per_capacity" else ())
-        self.state = self.apart.added(self.state)
+        self.apart = Apart()
+        if self.method.own_models:
+            self.apart = Apart(list(self.state), levels)
+        elif self.method.norms == "per_capacity":
+            self.apart = Apart.norms(self.model, levels)
+        self.state = self._remembered() | self.apart.added(self.state)
+        self.keep_states(ClientStates() if self.method.needs.client_state else None)
         self._bytes_at: dict[tuple[int, ...], int] = {}
         self._coming: dict[int, list[Job]] = {}
+        self._scratches: dict[Fraction, nn.Module] = {}
         self.label_axis = self._find_label_axis() if self.method.rows else None
+
+    def _remembered(self) -> dict[str, Tensor]:
+        """What a method keeps of every trainable parameter between rounds, as ``tensor@what``."""
+        first: dict[str, float] = {} if self.method.optimizer is None else self.method.optimizer.first_values
+        if self.method.controls is not None:
+            first = {**first, SUFFIX: 0.0}
+        return {f"{n}@{what}": torch.full_like(self.state[n], x) for what, x in first.items() for n in self.trainable}
+
+    @cached_property
+    def trainable(self) -> list[str]:
+        """Names of the parameters that training changes."""
+        return [name for name, p in self.model.named_parameters() if p.requires_grad and name in self.state]
+
+    def keep_states(self, states: ClientStates | None) -> None:
+        """Where clients keep what they keep between rounds."""
+        self.states, self.controls = states, None
+        if self.method.controls is not None and states is not None:
+            count = self.fleet.clients
+            self.controls = ControlBook(self.method.controls, self.axes, self.trainable, count, states)
 
     def _find_label_axis(self) -> str:
         """The axis of the classes."""
@@ -77,33 +108,96 @@ class Training:
         """One round; returns its metrics. A round below the quorum is void, and the window still advances."""
         began = time.perf_counter()
         plan = self._plan()
+        sizes = {window: self._bytes(window) for window in {job.window for job in plan.jobs}}
+        sent = sum(sizes[job.window] for job in plan.jobs)
+        late = [] if self.method.keeps_stragglers else [job for job in plan.jobs if job.part < 1]
+        if late:
+            plan = replace(plan, jobs=[job for job in plan.jobs if job.part == 1])
         answers = self.engine.run(plan)
         first = next(answers, None)
         intake = Intake(self, plan, together=self.engine.together)  # known once the engine has begun
         intake.take(answers if first is None else chain([first], answers))
+        intake.failures.update({str(job.client): "did not finish in time" for job in late})
         losses, failures = intake.losses, intake.failures
         void = len(losses) < self.quorum
-        sizes = {window: self._bytes(window) for window in {job.window for job in plan.jobs}}
         metrics: dict[str, Any] = {
             "round": self.round,
             "clients": len(losses),
             "dropped": failures,
             "void": void,
             "train_loss": sum(losses) / len(losses) if losses else None,
-            "bytes_down": sum(sizes[job.window] for job in plan.jobs),
+            "bytes_down": sent,
             "bytes_up": sum(sizes[job.window] for job in plan.jobs if str(job.client) not in failures),
         }
         if not void:
             new, metrics["drift"] = intake.average()
+            new = self._settled(new, intake)
         else:
             new = self.state
         metrics["seconds"] = time.perf_counter() - began
         self.state, self.round = new, self.round + 1
         return metrics
 
+    def _settled(self, new: dict[str, Tensor], intake: Intake) -> dict[str, Tensor]:
+        """The average after what the method's server does with it."""
+        if self.method.optimizer is not None:
+            new = self.method.optimizer.step(self.state, new, self.trainable)
+        if self.method.server is not None:
+            self._distil(new, intake)
+        if self.method.optimizer is not None or self.method.server is not None:
+            broken = not_finite(new)
+            if broken is not None:
+                raise FedrolexError(f"round {self.round}: {broken} is no longer finite after the server's step")
+        if self.controls is not None:
+            new |= self.controls.settle(self.round, new)
+        return new
+
+    def _distil(self, new: dict[str, Tensor], intake: Intake) -> None:
+        """Let the method's server train on what came in; its models take the average's place in ``new``."""
+        assert self.method.server is not None
+        assert isinstance(self.task, Classification)
+        task, public, held = self.task, self.task.public, self.task.validation
+        assert public is not None
+        levels = [self.method.width] if self.method.width is not None else self.fleet.levels
+        windows = {level: self.method.scheme.window(self.axes, round=self.round, capacity=level) for level in levels}
+        groups = {}
+        for level, window in windows.items():
+            mine = [(upload, weight) for upload, weight in intake.uploads if upload.job.capacity == level]
+            groups[level] = Group(
+                self._scratch(level, window),
+                self.axes.take(self._own_or_shared(self.state, level), window),
+                self.axes.take(self._own_or_shared(new, level), window),
+                [upload.tensors for upload, _ in mine],
+                [weight for _, weight in mine],
+            )
+        given = None if held is None else (task.inputs(held.x), held.y)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(words(1, self.seed, "server", self.round)[0] >> 1))
+            found = self.method.server(ServerRound(self.round, self.seed, groups, task.inputs(public.x), given))
+        for level, tensors in found.items():
+            whole = {name: tensor.clone() for name, tensor in self._own_or_shared(new, level).items()}
+            self.axes.put(whole, tensors, windows[level])
+            copies = self.apart.names
+            new |= {f"{name}@{level}" if name in copies else name: tensor for name, tensor in whole.items()}
+            if copies and level == max(self.apart.capacities):
+                new |= {name: tensor.clone() for name, tensor in whole.items()}
+
+    def _own_or_shared(self, state: Mapping[str, Tensor], level: Fraction) -> dict[str, Tensor]:
+        """The tensors a capacity's model is cut from."""
+        return {**self.apart.shared(state), **self.apart.own(state, level)}
+
+    def _scratch(self, level: Fraction, window: Window) -> nn.Module:
+        """A model of a capacity to load tensors into."""
+        if level not in self._scratches:
+            with torch.random.fork_rng(devices=[]):
+                self._scratches[level] = self.axes.cut(self.model, window)
+        return self._scratches[level]
+
     def _plan(self) -> RoundPlan:
         jobs = self._coming.pop(self.round, None) or self._jobs(self.round)
         self._coming.clear()
+        if self.controls is not None:
+            jobs = self.controls.equipped(jobs, self.state)
         if self.apart.names:
             jobs = [replace(job, own=self.apart.own(self.state, job.capacity)) for job in jobs]
         return RoundPlan(
@@ -127,7 +221,7 @@ class Training:
         for member in members:
             capacity = self.method.width or member.capacity
             window = self.method.scheme.window(self.axes, round=round, capacity=capacity, client=member.client)
-            jobs.append(Job(member.client, capacity, known.setdefault(window, window)))
+            jobs.append(Job(member.client, capacity, known.setdefault(window, window), part=member.part))
         return jobs
 
     def _upcoming(self) -> list[Job]:
@@ -135,12 +229,15 @@ class Training:
         return self._coming.setdefault(self.round + 1, self._jobs(self.round + 1))
 
     def _bytes(self, window: Window) -> int:
-        """What a client receives, and sends back: parameters and buffers in their own precision."""
+        """What a client receives, and sends back: parameters and buffers, and control variates, in their precision."""
         widths = self.axes.widths(window)
         key = tuple(widths.values())
         if key not in self._bytes_at:
             shared = self.apart.shared(self.state)
             self._bytes_at[key] = sum(prod(self.axes.shape(n, widths)) * t.element_size() for n, t in shared.items())
+            if self.controls is not None:
+                variates = {name: shared[name] for name in self.trainable}.items()
+                self._bytes_at[key] += sum(prod(self.axes.shape(n, widths)) * t.element_size() for n, t in variates)
         return self._bytes_at[key]
 
     def whole_bytes(self) -> int:
@@ -166,8 +263,7 @@ class Training:
     def _model(self, capacity: Fraction | None) -> nn.Module:
         """The server's model, or its sub-model of a capacity, as it stands."""
         largest = capacity or max(self.fleet.levels)
-        state = {**self.apart.shared(self.state), **self.apart.own(self.state, largest)}
-        self.axes.load(self.model, state)
+        self.axes.load(self.model, self._own_or_shared(self.state, largest))
         if capacity is None:
             return self.model
         window = self.method.scheme.window(self.axes, round=max(0, self.round - 1), capacity=capacity)
@@ -175,7 +271,10 @@ class Training:
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin with given weights; where they have none for a capacity's own copy, with those of the model."""
+        copies = {f"{name}@{capacity}" for name in self.apart.names for capacity in self.apart.capacities}
         for name, tensor in self.state.items():
+            if "@" in name and name not in copies:
+                continue
             found = tensors.get(name, tensors.get(name.partition("@")[0]))
             if found is None:
                 raise FedrolexError(f"there is no tensor {name!r}: the weights do not fit this model")

@@ -98,9 +98,9 @@ class Ragged:
             self._taken
             and isinstance(plan.task, Classification)
             and (next(self.model.parameters()).is_cuda or INTERPRETED)
-            and plan.deadline is None
+            and not plan.client.proximal
             and plain(plan.axes) is not None
-            and not any(job.own or job.window.wiring for job in plan.jobs)
+            and not any(job.own or job.correction or job.window.wiring for job in plan.jobs)
         )
 
     def run(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:

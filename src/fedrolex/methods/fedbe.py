@@ -1,0 +1,154 @@
+"""FedBE: the server samples models from a posterior over the clients' and distils their ensemble.
+
+Chen, Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021. After averaging:
+fit a distribution to the clients' models; draw models from it; let them, the clients' and the average label public
+examples together; sharpen; teach the average, averaging its weights along the way (SWA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+
+from fedrolex.client import LocalTraining
+from fedrolex.errors import FedrolexError
+from fedrolex.methods.fedavg import fedavg
+from fedrolex.methods.method import Method
+from fedrolex.methods.server_round import AT_ONCE, Group, ServerRound
+from fedrolex.slicing.windows import Rounding
+from fedrolex.streams import words
+
+Posterior = Literal["gaussian", "released", "dirichlet"]
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BayesianEnsemble:
+    """The server's part.
+
+    Attributes:
+        posterior: ``gaussian`` over the clients' weights; ``released``, the same over normalised changes, as in the
+            authors' code; ``dirichlet`` over the clients' shares in an average.
+        samples: models drawn from it.
+        concentration: of the Dirichlet distribution.
+        spread: by what the released form multiplies standard deviations.
+        sharpen: exponent 1 / T of the teachers' mean probabilities.
+        epochs, batch, lr, momentum, weight_decay: of teaching, by SGD.
+        by_class: the loss is the mean over examples *and* classes, as in the authors' code.
+        average_from, average_every: steps from and at which weights are averaged; none in a teaching that is shorter.
+    """
+
+    posterior: Posterior = "gaussian"
+    samples: int = 10
+    concentration: float = 1.0
+    spread: float = 0.1
+    sharpen: float = 2.0
+    epochs: int = 20
+    batch: int = 128
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    by_class: bool = False
+    average_from: int = 500
+    average_every: int = 25
+
+    def __post_init__(self) -> None:
+        if self.posterior not in get_args(Posterior):
+            raise FedrolexError(f"method.posterior is {self.posterior!r}: use one of {', '.join(get_args(Posterior))}")
+
+    def __call__(self, server: ServerRound) -> dict[Fraction, dict[str, Tensor]]:
+        """Teach the average; its new tensors."""
+        ((width, group),) = server.groups.items()
+        if not (group.uploads and self.epochs):
+            return {width: dict(group.average)}
+        teachers = [group.average, *self.drawn(group, server.seed, server.round), *group.uploads]
+        target = self.together(group.scores(each, server.public).softmax(1) for each in teachers)
+        return {width: self.taught(server, group, target)}
+
+    def drawn(self, group: Group, seed: int, round: int) -> Iterator[dict[str, Tensor]]:
+        """Models of the posterior: weights are drawn, buffers are the average's."""
+        draw = np.random.Generator(np.random.Philox(key=int(words(1, seed, "posterior", round)[0])))
+        trained = [name for name, p in group.module.named_parameters() if p.requires_grad]
+        fitted = {name: self.fitted(name, group) for name in trained} if self.posterior != "dirichlet" else {}
+        for _ in range(self.samples):
+            sample = dict(group.average)
+            if self.posterior == "dirichlet":
+                share = draw.dirichlet([self.concentration] * len(group.uploads)) * np.asarray(group.weights)
+                sample |= mixed(group.uploads, share / share.sum(), trained)
+            else:
+                for name, (mean, deviation) in fitted.items():
+                    noise = torch.from_numpy(draw.standard_normal(tuple(mean.shape), dtype=np.float32))
+                    sample[name] = mean + deviation * noise.to(mean)
+            yield sample
+
+    def fitted(self, name: str, group: Group) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of every weight of a tensor."""
+        own = torch.stack([upload[name] for upload in group.uploads])
+        if self.posterior == "gaussian":
+            share = torch.tensor(list(group.weights)).to(own)
+            share = (share / share.sum()).view(-1, *[1] * (own.dim() - 1))
+            mean = (share * own).sum(0)
+            return mean, (share * (own - mean).square()).sum(0).sqrt()
+        change = own - group.sent[name]
+        lengths = torch.linalg.vector_norm(change.flatten(1), dim=1)
+        unit = change / lengths.clamp(min=1e-12).view(-1, *[1] * (own.dim() - 1))
+        mean, length = unit.mean(0), lengths.mean()
+        variance = (unit.square().mean(0) - mean.square()).clamp(min=1e-5)
+        return group.sent[name] + length * mean, length * self.spread * variance.sqrt()
+
+    def together(self, every: Iterator[Tensor]) -> Tensor:
+        """The mean of the teachers' probabilities, sharpened, ``(n, classes)``."""
+        total, count = torch.zeros(()), 0
+        for probabilities in every:
+            total, count = total.to(probabilities) + probabilities, count + 1
+        sharp = (total / count).clamp(min=1e-8) ** self.sharpen
+        return sharp / sharp.sum(1, keepdim=True)
+
+    def taught(self, server: ServerRound, group: Group, target: Tensor) -> dict[str, Tensor]:
+        """The average after it learned the target."""
+        student = group.load(group.average).train()
+        optimizer = torch.optim.SGD(
+            student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+        averaged: dict[str, Tensor] = {}
+        seen = 0
+        steps = self.epochs * -(-len(server.public) // self.batch)
+        for step, rows in enumerate(server.batches(self.batch, steps, "distil"), 1):
+            said = student(server.public[rows]).log_softmax(1)
+            loss = nn.functional.kl_div(said, target[rows], reduction="batchmean")
+            optimizer.zero_grad()
+            (loss / target.shape[1] if self.by_class else loss).backward()
+            optimizer.step()
+            if step >= self.average_from and (step - self.average_from) % self.average_every == 0:
+                seen += 1
+                for name, p in student.named_parameters():
+                    averaged[name] = torch.lerp(averaged.get(name, p.detach()), p.detach(), 1 / seen)
+        if averaged:
+            group.load(averaged)
+            update_bn(server.public.split(AT_ONCE), student)
+        return group.tensors()
+
+
+def mixed(models: Sequence[Tensors], share: Sequence[float], names: Sequence[str]) -> dict[str, Tensor]:
+    """The weighted sum of models."""
+    return {name: sum(float(s) * each[name] for s, each in zip(share, models, strict=True)) for name in names}  # type: ignore[misc]
+
+
+def fedbe(
+    client: LocalTraining,
+    *,
+    ensemble: BayesianEnsemble | None = None,
+    width: Fraction | str = "1",
+    able_only: bool = False,
+    rounding: Rounding = "floor",
+) -> Method:
+    """FedAvg by samples, then the ensemble."""
+    average = fedavg(client, width=width, able_only=able_only, rounding=rounding)
+    return replace(average, name="fedbe", weighting="samples", server=ensemble or BayesianEnsemble())

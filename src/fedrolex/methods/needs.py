@@ -1,0 +1,44 @@
+"""What a method must be given, and what it goes together with: the columns of the paper's Table 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """A method's declaration; a recipe that cannot meet it is refused before anything is trained.
+
+    Attributes:
+        public: examples without labels that belong to nobody, at the server.
+        validation: a few examples with labels at the server.
+        client_state: what every client keeps from round to round.
+        uploads: every client's answer by itself, which secure aggregation would hide.
+        one_size: everyone trains a model of the same width.
+        larger_server: the server's model may be larger than every client's.
+    """
+
+    public: bool = False
+    validation: bool = False
+    client_state: bool = False
+    uploads: bool = False
+    one_size: bool = False
+    larger_server: bool = False
+
+    @property
+    def secure_aggregation(self) -> bool:
+        """Whether sums of what clients send are all the server needs."""
+        return not self.uploads
+
+
+TABLE: dict[str, Needs] = {
+    "fedavg": Needs(one_size=True),
+    "fedprox": Needs(one_size=True),
+    "scaffold": Needs(one_size=True, client_state=True),
+    "fedbe": Needs(one_size=True, public=True, uploads=True),
+    "feddf": Needs(public=True, validation=True, uploads=True),
+    "fed_dropout": Needs(larger_server=True),
+    "heterofl": Needs(),
+    "fedrolex": Needs(larger_server=True),
+}
+"""What each method here needs. HeteroFL could have a larger server too, but what nobody holds is never trained."""
