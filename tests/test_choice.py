@@ -14,7 +14,6 @@ import torch
 from fedrolex import FedrolexError, train
 from fedrolex.engines import Auto, Choice, Crew, Loop
 from fedrolex.engines import auto as autos
-from fedrolex.engines import crew as crews
 from fedrolex.engines import loop as loops
 from fedrolex.engines.auto import Times, choose, decide
 from fedrolex.engines.crew import first_together

@@ -30,6 +30,11 @@ METHODS = {
     "fedavg": ["method=fedavg", "method.width=1/2"],
     "norms apart": ["method=heterofl", "method.norms=per_capacity"],
     "adam": ["method=fedrolex", "client.optimizer=adam", "client.lr=0.002"],
+    "fedprox": ["method=fedprox", "method.mu=0.5"],
+    "scaffold": ["method=scaffold", "method.denominator=momentum"],
+    "fedbe": ["method=fedbe", "method.ensemble={epochs: 3}"],
+    "feddf": ["method=feddf", "method.distillation={steps: 4, judge_every: 4}"],
+    "fedadam": ["method=fedrolex", "method.server={name: adam, lr: 0.01}"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],
 }
 BASE = [

@@ -43,12 +43,16 @@ class EnsembleDistillation:
 
     def __call__(self, server: ServerRound) -> dict[Fraction, dict[str, Tensor]]:
         """Teach the average of every size; their new tensors."""
-        everyone = [(group, upload) for group in server.groups.values() for upload in group.uploads]
-        if not (everyone and self.steps):
+        if not (self.steps and any(group.uploads for group in server.groups.values())):
             return {width: dict(group.average) for width, group in server.groups.items()}
-        logits = torch.stack([group.scores(upload, server.public) for group, upload in everyone]).mean(0)
-        target = (logits / self.temperature).softmax(1)
+        target = self.target(server)
         return {width: self.taught(server, width, group, target) for width, group in server.groups.items()}
+
+    def target(self, server: ServerRound) -> Tensor:
+        """What all clients say together: the softmax of their mean logits, ``(n, classes)``."""
+        everyone = [(group, upload) for group in server.groups.values() for upload in group.uploads]
+        logits = torch.stack([group.scores(upload, server.public) for group, upload in everyone]).mean(0)
+        return (logits / self.temperature).softmax(1)
 
     def taught(self, server: ServerRound, width: Fraction, group: Group, target: Tensor) -> dict[str, Tensor]:
         """The average of one size after it learned the target."""

@@ -61,10 +61,10 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
             model = task.build(recipe.fleet.server)
         except (RuntimeError, MemoryError) as error:
             raise FedrolexError(f"the model cannot be made: {one_line(error)}") from error
-    axes = trace(model, task.example().cpu()).freeze(*task.frozen)
-    model.to(device)
     method = recipe.method.build(client, fleet, recipe.fleet.server, recipe.seed)
     _given(method, task)
+    axes = trace(model, task.example().cpu(), whole=method.width == 1).freeze(*task.frozen)
+    model.to(device)
     if method.able_only and method.width is not None and max(fleet.levels) < method.width:
         raise FedrolexError(
             f"nobody in the fleet can hold width {recipe.method.width}: the largest is {recipe.fleet.capacities[0]}"

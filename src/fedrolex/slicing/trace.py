@@ -63,7 +63,7 @@ class Hints:
             raise FedrolexError(f"scaling {self.scaling!r} is unknown: use own-width or keep")
 
 
-def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
+def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: bool = False) -> Axes:
     """Derive and prove the axes of ``model``.
 
     Args:
@@ -71,6 +71,7 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
         example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments. Other batch
             sizes, and other lengths of integer sequences, work too where the model's code allows.
         hints: names, freezes and overrides; by default the model's own ``slicing_hints()``, if it has one.
+        whole: take a model in which nothing can be cut, too: it is only used as it is.
 
     Raises:
         FedrolexError: the model cannot be traced, or nothing in it can be cut, or the proof fails.
@@ -91,7 +92,7 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None) -> Axes:
         raise FedrolexError("the model has lazy layers without a size: run it once on the example first")
     inputs = Inputs.of(model, example)
     try:
-        axes = _Trace(model, inputs, hints).proved()
+        axes = _Trace(model, inputs, hints).proved(whole)
     except FedrolexError:
         raise
     except Exception as failure:
@@ -232,12 +233,14 @@ class _Trace:
         calm = GraphBuilder(still, self.inputs, layouts, self.tensors, self.aliases, transient)
         return resolution, Trial(axes, calm, generic(self.own), self.inputs, kept)
 
-    def proved(self) -> Axes:
+    def proved(self, whole: bool) -> Axes:
         """Axes that pass every proof; an axis that fails on its own is frozen and reported."""
         while True:
             resolution, trial = self._decide()
             axes = trial.axes
             if not axes.cut_axes:
+                if whole:
+                    return axes
                 raise FedrolexError(f"no axis of this model can be cut: {self._why_nothing(axes)}")
             flaw, failing = _try(trial)
             if flaw is None:
