@@ -83,7 +83,8 @@ class Times:
 def choose(plan: RoundPlan, model: nn.Module, precision: Precision, rounds: int) -> Choice:
     """The fastest engine for runs of cohorts like this one."""
     if not plan.plain:
-        return Choice("loop", why="clients that do a part of their work, or tell more than weights, need it")
+        what = "a deadline needs" if plan.deadline is not None else "clients that do other than all plain steps need"
+        return Choice("loop", why=f"{what} it")
     jobs = {capacity: [job for job in plan.jobs if job.capacity == capacity] for capacity in _capacities(plan)}
     if len(plan.jobs) < 2:
         return Choice("loop", why="one client at a time")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedrolex.client import Precision
 from fedrolex.engines.dropout import OwnDropout
@@ -27,6 +27,8 @@ ROOM = 2**30  # bytes of updates kept at once
 BASE = 200_000  # what a step costs beside its parameters, in parameters
 SHARED = 0.8  # how much of every core a step that all share makes use of
 CUTTING = threading.Lock()
+
+Key = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
 class Stopped(BaseException):
@@ -55,6 +57,41 @@ class Member(Loop):
         """Threads share one random generator; dropout is given another, what else was drawn is noticed afterwards."""
         with OwnDropout(stream_seed(plan, purpose, job)) if self.dropout else nullcontext():
             yield
+
+
+class Shelf:
+    """Where a worker keeps updates until the round is over, in tensors that every round uses again."""
+
+    def __init__(self) -> None:
+        self._free: dict[Key, list[list[Tensor]]] = {}
+        self._used: dict[Key, list[list[Tensor]]] = {}
+
+    def clear(self) -> None:
+        """What is kept is no longer needed."""
+        for shapes, used in self._used.items():
+            self._free.setdefault(shapes, []).extend(used)
+        self._used.clear()
+
+    def kept(self, answers: Iterator[Upload | Failure]) -> dict[int, Upload | Failure]:
+        """Answers by client, the tensors of a client that was alone copied out of its slot, which is used again."""
+        found = list(answers)
+        alone = len(found) == 1
+        return {
+            answer.job.client: replace(answer, tensors=self._copied(answer.tensors))
+            if alone and isinstance(answer, Upload)
+            else answer
+            for answer in found
+        }
+
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        values = list(tensors.values())
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in values)
+        free = self._free.get(shapes)
+        place = free.pop() if free else [torch.empty_like(tensor) for tensor in values]
+        for own, tensor in zip(place, values, strict=True):
+            own.copy_(tensor)
+        self._used.setdefault(shapes, []).append(place)
+        return dict(zip(tensors, place, strict=True))
 
 
 class Crew:
@@ -92,6 +129,7 @@ class Crew:
         self.draws = False
         self._stop = threading.Event()
         self._members: list[Stack] = []
+        self._shelves: list[Shelf] = []
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""
@@ -128,8 +166,11 @@ class Crew:
         return list(waves)
 
     def _train(self, plan: RoundPlan) -> dict[int, Upload | Failure]:
-        """The answers of one wave, by client."""
+        """The answers of one wave, by client; those of the wave before are no longer good."""
+        for shelf in self._shelves:
+            shelf.clear()
         while len(self._members) < self.workers:
+            self._shelves.append(Shelf())
             loop = Member(self.model, self.precision, self._stop)
             self._members.append(
                 Stack(
@@ -147,7 +188,7 @@ class Crew:
         order = sorted(range(len(units)), key=lambda place: -costs[place])
         shared = first_together([costs[place] for place in order], self.workers)
         for place in order[:shared]:
-            answers |= _kept(self._members[0].train(plan, units[place]))
+            answers |= self._shelves[0].kept(self._members[0].train(plan, units[place]))
         self._side_by_side(plan, [units[place] for place in order[shared:]], answers)
         return answers
 
@@ -156,7 +197,7 @@ class Crew:
         threads, queue, lock = torch.get_num_threads(), iter(units), threading.Lock()
         broken: list[BaseException] = []
 
-        def work(member: Stack) -> None:
+        def work(member: Stack, shelf: Shelf) -> None:
             torch.set_num_threads(max(1, threads // self.workers))
             torch.get_num_threads()  # makes it stick: a thread takes the process's number when it first asks
             try:
@@ -165,13 +206,14 @@ class Crew:
                         unit = next(queue, None)
                     if unit is None:
                         return
-                    found = _kept(member.train(plan, unit))
+                    found = shelf.kept(member.train(plan, unit))
                     with lock:
                         answers.update(found)
             except BaseException as error:
                 broken.append(error)
 
-        workers = [threading.Thread(target=work, args=(member,)) for member in self._members[: len(units)]]
+        both = list(zip(self._members, self._shelves, strict=True))[: len(units)]
+        workers = [threading.Thread(target=work, args=pair) for pair in both]
         self._stop.clear()
         try:
             for worker in workers:
@@ -208,15 +250,3 @@ def first_together(costs: Sequence[float], workers: int) -> int:
         return max(ends)
 
     return min(range(min(workers, len(costs)) + 1), key=finish)
-
-
-def _kept(answers: Iterator[Upload | Failure]) -> dict[int, Upload | Failure]:
-    """Answers by client, the tensors of a client that was alone copied out of its slot, which is used again."""
-    found = list(answers)
-    alone = len(found) == 1
-    return {
-        answer.job.client: replace(answer, tensors={n: t.clone() for n, t in answer.tensors.items()})
-        if alone and isinstance(answer, Upload)
-        else answer
-        for answer in found
-    }

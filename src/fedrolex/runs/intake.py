@@ -90,7 +90,8 @@ class Intake:
                 self._start_folding()
                 self._fold_window_by_window()
             new = self._folds.average()
-            done = Averaged(new, self._drift.by_capacity(new))
+            alone = self.training.method.own_models  # sizes that share no weights do not drift from each other
+            done = Averaged(new, {} if alone else self._drift.by_capacity(new))
         broken = None if done.finite else not_finite(done.state)
         if broken is not None:
             raise FedrolexError(f"round {self.plan.round}: {broken} is no longer finite; lower the learning rate")

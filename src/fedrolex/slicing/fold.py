@@ -144,8 +144,8 @@ class Fold:
         names = [name for name in self.base if name not in apart]
         with torch.no_grad():
             total = [part.to(self._sums[name].dtype) for name, part in ((n, parts[0][n]) for n in names)]
-            total = list(torch._foreach_mul(total, float(weights[0])))
-            for part, weight in zip(parts[1:], weights[1:], strict=True):
+            total = list(torch._foreach_mul(total, float(weights[0]))) if names else []
+            for part, weight in zip(parts[1:] if names else (), weights[1:] if names else (), strict=True):
                 torch._foreach_add_(total, [part[name] for name in names], alpha=float(weight))
             for name, summed in zip(names, total, strict=True):
                 self._place(name, summed, window, 1.0, float(sum(weights)))
