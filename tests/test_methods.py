@@ -14,14 +14,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, FedrolexError, Recipe
-from fedrolex.client import LocalTraining
+from fedrolex.client import LocalTraining, Slot
+from fedrolex.engines.narrow import Narrow
 from fedrolex.methods import ServerOptimizer
+from fedrolex.methods.dsfl import SoftLabels
 from fedrolex.methods.fedbe import BayesianEnsemble
 from fedrolex.methods.feddf import EnsembleDistillation
+from fedrolex.methods.fjord import OrderedDropout
 from fedrolex.methods.scaffold import Controls
 from fedrolex.methods.server_round import Group, ServerRound
 from fedrolex.runs import Run, Training, prepare
 from fedrolex.runs.controls import ControlBook
+from fedrolex.slicing import WHOLE
 
 ONE = Fraction(1)
 SMALL = ["task.width=8", "fleet.clients=6", "fleet.cohort=4", "task.limit=300", 'fleet.capacities=["1", "1/2"]',
@@ -344,13 +348,191 @@ def test_sizes_of_feddf_share_no_weights() -> None:
         assert torch.equal(tensor, before[name]) == name.endswith("@1/2"), name
 
 
+# --- FjORD ---
+
+
+def test_fjord_at_one_width_is_fedavg_by_samples() -> None:
+    alone = ['fleet.capacities=["1"]', "task.partition={name: dirichlet, alpha: 0.5}"]
+    one = states(small("method=fedavg", "method.weighting=samples", *alone))
+    other = states(small("method=fjord", *alone))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def drawn_slot(made: Training, width: Fraction) -> tuple[Slot, Narrow]:
+    slot = Slot(made.axes.cut(made.model, WHOLE))
+    window = made.method.scheme.window(made.axes, round=0, capacity=width)
+    slot.drawn = Narrow.inside(made.axes, made.axes.cut(made.model, window), slot.names, WHOLE, window)
+    return slot, slot.drawn
+
+
+@pytest.mark.parametrize("distil", [False, True])
+def test_a_batch_at_a_width_is_that_widths_batch(distil: bool) -> None:
+    """Without distillation only the first nodes move; with it, the others move as if there were no narrow model."""
+    made = small("method=fjord", f"method.distil={distil}", "client.momentum=0")
+    slot, _ = drawn_slot(made, Fraction(1, 2))
+    alone = Slot(made.axes.cut(made.model, WHOLE))
+    x, y = made.task.inputs(made.task.client(0).x[:8]), made.task.client(0).y[:8]
+    work = made.method.client
+    for one in (slot, alone):
+        work.start(one)
+        work.step(one, x, y, made.task.loss, 0.1)
+    window = made.method.scheme.window(made.axes, round=0, capacity="1/2")
+    before = made.axes.state(made.model)
+    for name, now, plain in zip(slot.names, slot.parameters, alone.parameters, strict=True):
+        outside = torch.ones_like(now, dtype=torch.bool)
+        made.axes.region(name, window).put(outside, torch.zeros(made.axes.shape(name, made.axes.widths(window))).bool())
+        reference = plain.detach() if distil else before[name]
+        torch.testing.assert_close(now.detach()[outside], reference[outside], atol=1e-7, rtol=1e-5)
+        assert not torch.equal(now.detach()[~outside], before[name][~outside]), name
+
+
+def test_a_width_never_reads_beyond_its_nodes() -> None:
+    made = small("method=fjord", "method.distil=false")
+    slot, narrow = drawn_slot(made, Fraction(1, 2))
+    window = made.method.scheme.window(made.axes, round=0, capacity="1/2")
+    for name, parameter in zip(slot.names, slot.parameters, strict=True):
+        kept = made.axes.region(name, window).take(parameter.detach())
+        parameter.detach().fill_(torch.nan)
+        made.axes.region(name, window).put(parameter.detach(), kept)
+    x, y = made.task.inputs(made.task.client(0).x[:8]), made.task.client(0).y[:8]
+    made.method.client.start(slot)
+    assert bool(made.method.client.step(slot, x, y, made.task.loss, 0.1).isfinite())
+    assert all(bool(p.isfinite().all()) for p in narrow.parameters)
+
+
+def test_what_is_learned_from_oneself_is_nothing() -> None:
+    work = small("method=fjord").method.client
+    assert isinstance(work, OrderedDropout)
+    scores = torch.randn(5, 7, requires_grad=True)
+    (gradient,) = torch.autograd.grad(work.learned(scores, scores.detach(), None), scores)
+    assert float(gradient.abs().max()) < 1e-7
+
+
+def test_ordered_dropout_finds_the_singular_vectors_in_order() -> None:
+    """Two linear layers and all ranks alike: every truncation becomes the best approximation of its rank."""
+    wanted = torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]))
+    data = Examples(torch.eye(4), wanted)
+
+    def build(_: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+
+    def squares(said: Tensor, y: Tensor) -> Tensor:
+        return (said - y).square().sum()
+
+    task = Classification("matrix", build, data, data, [torch.arange(4)], loss=squares, classes=4)
+    words = ['fleet.capacities=["1"]', "fleet.clients=1", "fleet.cohort=1", "client.batch=4", "client.epochs=4000",
+             "client.lr=0.02", "client.momentum=0", "method=fjord", 'method.widths=["1/4", "1/2", "3/4", "1"]',
+             "method.distil=false"]  # fmt: skip
+    made = prepare(Recipe(device="cpu").with_settings(words), task)
+    made.run_round()
+    first, second = made.state["0.weight"], made.state["1.weight"]
+    for rank in range(1, 5):
+        best = wanted.clone()
+        best[rank:] = 0
+        torch.testing.assert_close((second[:, :rank] @ first[:rank]).T, best, atol=0.02, rtol=0)
+
+
+def test_every_width_has_statistics_of_its_own() -> None:
+    def build(scale: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8 * scale), nn.BatchNorm1d(8 * scale), nn.ReLU(), nn.Linear(8 * scale, 3))
+
+    generator = torch.Generator().manual_seed(0)
+    data = Examples(torch.randn(60, 6, generator=generator), torch.arange(60) % 3)
+    parts = [torch.arange(15 * i, 15 * i + 15) for i in range(4)]
+    task = Classification("bn", build, data, data, parts, classes=3)
+    words = ['fleet.capacities=["1", "1/2"]', "fleet.clients=4", "fleet.cohort=2", "client.batch=5", "method=fjord",
+             "client.epochs=4"]  # fmt: skip
+
+    def moved(clients: list[int]) -> set[str]:
+        made = prepare(Recipe(device="cpu").with_settings(words), task)
+        made.fleet = replace(made.fleet, availability=[clients])
+        before = dict(made.state)
+        assert made.run_round()["dropped"] == {}
+        assert made.evaluate()["global_accuracy"] > 0
+        return {name for name in before if "running_mean@" in name and not torch.equal(made.state[name], before[name])}
+
+    assert moved([0, 2]) == {"1.running_mean@1", "1.running_mean@1/2"}, "wide clients train both"
+    assert moved([1, 3]) == {"1.running_mean@1/2"}
+
+
+# --- DS-FL ---
+
+
+@pytest.mark.parametrize(
+    ("mean", "wanted"),
+    [
+        ([0.6, 0.4], [0.88080, 0.11920]),
+        ([0.5, 0.3, 0.2], [0.84379, 0.11420, 0.04201]),
+        ([0.55, *[0.05] * 9], [0.94283, *[0.00635] * 9]),
+        ([0.25] * 4, [0.25] * 4),
+    ],
+)
+def test_entropy_is_reduced_as_published(mean: list[float], wanted: list[float]) -> None:
+    found = SoftLabels().together([torch.tensor([mean])])
+    torch.testing.assert_close(found, torch.tensor([wanted]), atol=1e-5, rtol=0)
+
+
+def test_era_flattens_a_hundred_classes_and_a_power_does_not() -> None:
+    mean = torch.full((1, 100), 0.7 / 99)
+    mean[0, 3] = 0.3
+    assert float(SoftLabels().together([mean])[0, 3]) < 0.3
+    assert float(SoftLabels(reduce="power").together([mean])[0, 3]) > 0.3
+
+
+def test_labels_keep_their_order_and_melt_with_heat() -> None:
+    said = [torch.rand(5, 7).softmax(1) for _ in range(3)]
+    mean = torch.stack(said).mean(0)
+    assert torch.equal(SoftLabels().together(said).argsort(1), mean.argsort(1))
+    hot = SoftLabels(temperature=1e6).together(said)
+    torch.testing.assert_close(hot, torch.full((5, 7), 1 / 7), atol=1e-5, rtol=0)
+    assert torch.equal(SoftLabels(reduce="none").together(said), mean)
+
+
+def test_one_client_learns_nothing_from_its_own_labels() -> None:
+    module, x = nn.Linear(4, 3), torch.randn(20, 4)
+    before = module.weight.detach().clone()
+    SoftLabels(batch=7).learn(module, x, module(x).softmax(1).detach(), 0)
+    torch.testing.assert_close(module.weight.detach(), before, atol=1e-6, rtol=0)
+
+
+def test_labels_belong_to_examples_whatever_the_order_of_batches() -> None:
+    x, wanted = torch.eye(6), torch.eye(6)
+    for key in range(3):
+        module = nn.Linear(6, 6)
+        SoftLabels(epochs=400, lr=1.0, batch=4).learn(module, x, wanted, key)
+        assert torch.equal(module(x).argmax(1), torch.arange(6))
+
+
+def test_dsfl_sends_labels_and_no_models() -> None:
+    made = small("method=dsfl", "task.public=0.2")
+    count = len(made.task.public)  # type: ignore[attr-defined]
+    one = made.run_round()
+    assert one["bytes_up"] == one["bytes_down"] == 4 * count * (10 * 4 + 16)
+    wide = small("method=dsfl", "task.public=0.2", "task.width=16").run_round()
+    assert wide["bytes_up"] == one["bytes_up"]
+
+
+def test_clients_of_dsfl_go_on_with_their_own_models() -> None:
+    made = small("method=dsfl", "method.labels={epochs: 0}", "fleet.cohort=6", 'fleet.capacities=["1"]')
+    made.run_round()
+    assert made.states is not None
+    plan = made._plan()
+    for job in plan.jobs:
+        own = made.states.get(job.client)
+        assert own is not None
+        assert all(torch.equal(job.own[name], own[name]) for name in own)
+    assert len({float(job.own["conv1.weight"].sum()) for job in plan.jobs}) == 6
+
+
 # --- every method: trains, resumes bit for bit, is refused early ---
 
 METHODS = {
     "fedprox": ["method=fedprox", "fleet.stragglers=0.3"],
     "scaffold": ["method=scaffold", "method.denominator=momentum"],
     "scaffold I": ["method=scaffold", "method.option=I"],
+    "fjord": ["method=fjord"],
     "fedbe": ["method=fedbe", "method.ensemble={epochs: 4, average_from: 3, average_every: 1}"],
+    "dsfl": ["method=dsfl", "method.labels={epochs: 2}"],
     "feddf": ["method=feddf", "method.distillation={steps: 10, judge_every: 5}"],
     "fedrolex, adam": ["method=fedrolex", "method.server={name: adam, lr: 0.01, momentum: 0.9}"],
 }
@@ -412,6 +594,10 @@ def test_scaffold_sends_twice_as_much() -> None:
         (["method=feddf", "task.public=digits"], "which is what is learned"),
         (["method=feddf", "method.server={name: adam}"], "method.server does not go with feddf"),
         (["method=fedbe", "method.ensemble={posterior: uniform}"], "use one of gaussian, released, dirichlet"),
+        (["method=dsfl", "task.public=0"], "dsfl needs public examples"),
+        (["method=dsfl", "method.labels={reduce: more}"], "use one of era, power, none"),
+        (["method=fjord", 'method.widths=["1/4", "1"]'], "method.widths has no 1/2"),
+        (["method=fjord", "method.alpha=2"], "between 0 and 1"),
         (["method=fedprox", "method.mu=-1"], "give 0 or more"),
         (["method=fedrolex", "method.server={name: sgd, momentum: 1}"], "give 0 or more, below 1"),
         (["method=fedavg", "fleet.stragglers=2"], "give a chance between 0 and 1"),

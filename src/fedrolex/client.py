@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import ceil, isfinite
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedrolex.errors import FedrolexError
 from fedrolex.optimizer import Memory, Rate, adam, sgd
+
+if TYPE_CHECKING:
+    from fedrolex.engines.narrow import Narrow
 
 Mask = Literal["none", "zero", "neg_inf"]
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -53,6 +57,7 @@ class Slot:
     Attributes:
         module: the sub-model.
         precision: ``bf16`` runs it in bfloat16, its parameters stay as they are.
+        narrower, drawn: models of the first nodes of it, and the one to train the next batch at.
     """
 
     module: nn.Module
@@ -60,6 +65,8 @@ class Slot:
     names: list[str] = field(init=False)
     parameters: list[Tensor] = field(init=False)
     memory: Memory = field(init=False)
+    narrower: dict[Fraction, Narrow] = field(default_factory=dict)
+    drawn: Narrow | None = None
 
     def scores(self, x: Tensor) -> Tensor:
         """What the sub-model says, in its parameters' precision."""
@@ -88,6 +95,7 @@ class LocalTraining:
         mask: what the loss does with the scores of classes the client does not hold; see :func:`masked`.
         proximal: μ of FedProx: the gradient of μ/2 · ‖w − received‖² is part of every gradient.
         gradient: also tell the mean gradient of the received model over all examples.
+        widths: that batches are trained at; see :mod:`fedrolex.methods.fjord`.
     """
 
     epochs: int = 1
@@ -102,6 +110,7 @@ class LocalTraining:
     mask: Mask = "none"
     proximal: float = 0.0
     gradient: bool = False
+    widths: Sequence[Fraction] = ()
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0), ("proximal", 0)):

@@ -205,15 +205,14 @@ class Batched:
         for lane in lanes.values():
             mine = [seat for seat in seats if seat.lane is lane]
             for seat in mine:
-                key = (seat.job.window, seat.job.capacity)
-                if key not in known:
-                    known[key] = plan.axes.take({**plan.state, **seat.job.own}, seat.job.window)
-            windows = {(seat.job.window, seat.job.capacity) for seat in mine}
+                if seat.job.source not in known:
+                    known[seat.job.source] = plan.axes.take({**plan.state, **seat.job.own}, seat.job.window)
+            sources = {seat.job.source for seat in mine}
             for name, tensor in lane.tensors.items():
-                if len(windows) == 1:
-                    tensor.copy_(known[next(iter(windows))][name])
+                if len(sources) == 1:
+                    tensor.copy_(known[next(iter(sources))][name])
                 else:
-                    parts = [known[seat.job.window, seat.job.capacity][name] for seat in mine]
+                    parts = [known[seat.job.source][name] for seat in mine]
                     tensor[: len(parts)] = torch.stack(parts)
             sizes = [len(seat.data) for seat in mine]
             lane.sizes.copy_(torch.tensor(sizes + [0] * (PLACES - len(sizes))))

@@ -26,6 +26,7 @@ class Job:
         own: whole tensors that stand in for the server's of the same name: what its capacity keeps apart.
         correction: added to its gradients, by parameter, in the shapes of the window; none where it is empty.
         part: of its work that it does; a straggler does less than all.
+        narrower: windows inside its own that it also trains, and the whole tensors these keep apart, by width.
     """
 
     client: int
@@ -34,6 +35,12 @@ class Job:
     own: Mapping[str, Tensor] = field(default_factory=dict)
     correction: Mapping[str, Tensor] = field(default_factory=dict)
     part: float = 1.0
+    narrower: Mapping[Fraction, tuple[Window, Mapping[str, Tensor]]] = field(default_factory=dict)
+
+    @property
+    def source(self) -> tuple[Window, int]:
+        """What its part is cut from: jobs of one source receive the same tensors."""
+        return self.window, id(self.own) if self.own else 0
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,9 @@ class RoundPlan:
 
     @property
     def plain(self) -> bool:
-        """Whether everyone does all of the same work: no deadline, no stragglers, nothing told but the weights."""
-        return self.deadline is None and not self.client.gradient and all(job.part == 1 for job in self.jobs)
+        """Whether everyone does all of the same plain steps: no deadline, no stragglers, one width, weights told."""
+        one = not self.client.gradient and not self.client.widths
+        return one and self.deadline is None and all(job.part == 1 for job in self.jobs)
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class Upload:
         labels: the classes it holds, where it was asked.
         finite: whether all its values are, where the engine has looked.
         gradient: of the received model, mean over its examples, by parameter, where it was asked.
+        narrower: what the windows inside keep apart, in their shapes, by width.
     """
 
     job: Job
@@ -94,6 +103,7 @@ class Upload:
     labels: Sequence[int] | None = None
     finite: bool | None = None
     gradient: Mapping[str, Tensor] | None = None
+    narrower: Mapping[Fraction, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

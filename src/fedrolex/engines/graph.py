@@ -250,7 +250,7 @@ class Graph:
         """Parameters into every lane: cut once for every window, then copied."""
         first: dict[tuple[object, ...], Lane] = {}
         for job, lane in lanes:
-            like = first.setdefault((job.window, job.capacity), lane)
+            like = first.setdefault(job.source, lane)
             if like is lane:
                 plan.axes.load(lane.slot.module, {**plan.state, **job.own}, job.window)
             else:

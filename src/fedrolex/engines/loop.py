@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedrolex.client import Precision, Slot
 from fedrolex.engines.dropout import OwnDropout, has_dropout
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
+from fedrolex.engines.narrow import Narrow
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.capture import one_line
 from fedrolex.streams import shuffle, words
@@ -79,12 +80,16 @@ class Loop:
         steps, last = 0, work.steps(len(data), job.part)
         with self.drawing(plan, "client", job):
             work.start(slot, job.correction)
+            inside = self._narrower(plan, job, slot)
             for epoch in range(work.epochs):
                 key = (plan.round, job.client, epoch)
                 order = torch.from_numpy(shuffle(len(data), plan.seed, "batches", *key)).to(device)
                 draws = random_draws(len(data), plan.seed, *key).to(device) if task.random_inputs else None
                 for batch in order.split(work.batch)[: last - steps]:
                     self.go_on(plan, began, steps)
+                    if inside:
+                        draw = int(words(1, plan.seed, "width", plan.round, job.client, steps)[0])
+                        slot.drawn = inside[draw * len(inside) >> 64]
                     x = task.inputs(data.x[batch], None if draws is None else draws[batch])
                     loss = work.step(slot, x, data.y[batch], task.loss, rate, held)
                     total = loss if total is None else total + loss
@@ -97,7 +102,22 @@ class Loop:
             steps,
             labels.tolist() if labels is not None and plan.tell_labels else None,
             gradient=gradient,
+            narrower={p: {n: slot.narrower[p].buffers[n] for n in own} for p, (_, own) in job.narrower.items()},
         )
+
+    def _narrower(self, plan: RoundPlan, job: Job, slot: Slot) -> list[Narrow | None]:
+        """The models to draw from for a batch, the whole sub-model (None) last; none where batches have one width."""
+        slot.drawn = None
+        if not plan.client.widths:
+            return []
+        found: list[Narrow | None] = []
+        for width, (window, own) in job.narrower.items():
+            if width not in slot.narrower:
+                module = plan.axes.cut(self.model, window)
+                slot.narrower[width] = Narrow.inside(plan.axes, module, slot.names, job.window, window)
+            slot.narrower[width].start(own, plan.axes, window)
+            found.append(slot.narrower[width])
+        return [*found, None]
 
     def _gradient(
         self, plan: RoundPlan, job: Job, slot: Slot, data: Examples, held: Tensor | None

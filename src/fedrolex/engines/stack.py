@@ -206,9 +206,9 @@ def _stacked(plan: RoundPlan, jobs: Sequence[Job], channels_last: bool) -> dict[
     """Every client's part of the server's tensors, clients first."""
     known: dict[tuple[object, ...], dict[str, Tensor]] = {}  # clients of one window get the same
     for job in jobs:
-        if (job.window, job.capacity) not in known:
-            known[job.window, job.capacity] = plan.axes.take({**plan.state, **job.own}, job.window)
-    parts = [known[job.window, job.capacity] for job in jobs]
+        if job.source not in known:
+            known[job.source] = plan.axes.take({**plan.state, **job.own}, job.window)
+    parts = [known[job.source] for job in jobs]
     stacked = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
     return {name: _channels_last(tensor) for name, tensor in stacked.items()} if channels_last else stacked
 

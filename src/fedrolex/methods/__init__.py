@@ -1,11 +1,13 @@
 """Methods, one file each; each reads like its paper's algorithm."""
 
+from fedrolex.methods.dsfl import dsfl
 from fedrolex.methods.fed_dropout import fed_dropout
 from fedrolex.methods.fedavg import fedavg
 from fedrolex.methods.fedbe import fedbe
 from fedrolex.methods.feddf import feddf
 from fedrolex.methods.fedprox import fedprox
 from fedrolex.methods.fedrolex import fedrolex
+from fedrolex.methods.fjord import fjord
 from fedrolex.methods.heterofl import heterofl
 from fedrolex.methods.method import Method
 from fedrolex.methods.needs import Needs
@@ -13,6 +15,6 @@ from fedrolex.methods.scaffold import scaffold
 from fedrolex.methods.server_optimizer import ServerOptimizer
 
 __all__ = [
-    "Method", "Needs", "ServerOptimizer", "fed_dropout", "fedavg", "fedbe", "feddf", "fedprox", "fedrolex", "heterofl",
-    "scaffold",
+    "Method", "Needs", "ServerOptimizer", "dsfl", "fed_dropout", "fedavg", "fedbe", "feddf", "fedprox", "fedrolex",
+    "fjord", "heterofl", "scaffold",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from fedrolex.slicing.fold import Normaliser
 from fedrolex.slicing.schemes import Scheme
 
 if TYPE_CHECKING:
+    from fedrolex.methods.dsfl import SoftLabels
     from fedrolex.methods.scaffold import Controls
 
 Weighting = Literal["uniform", "samples"]
@@ -41,6 +42,7 @@ class Method:
         keeps_stragglers: clients that did only a part of their work count; otherwise they are dropped.
         optimizer: of the server; None takes the average as it is.
         controls: SCAFFOLD's control variates.
+        labels: DS-FL's: nothing is averaged, clients label public examples.
         server: what the server does after averaging: new tensors of the models of each size.
     """
 
@@ -57,6 +59,7 @@ class Method:
     keeps_stragglers: bool = False
     optimizer: ServerOptimizer | None = None
     controls: Controls | None = None
+    labels: SoftLabels | None = None
     server: Callable[[ServerRound], dict[Fraction, dict[str, Tensor]]] | None = None
 
     @property

@@ -37,8 +37,10 @@ TABLE: dict[str, Needs] = {
     "scaffold": Needs(one_size=True, client_state=True),
     "fedbe": Needs(one_size=True, public=True, uploads=True),
     "feddf": Needs(public=True, validation=True, uploads=True),
+    "dsfl": Needs(public=True, client_state=True, larger_server=True),
     "fed_dropout": Needs(larger_server=True),
     "heterofl": Needs(),
+    "fjord": Needs(),
     "fedrolex": Needs(larger_server=True),
 }
-"""What each method here needs. HeteroFL could have a larger server too, but what nobody holds is never trained."""
+"""What each method here needs. With HeteroFL and FjORD, what no client can hold would never be trained."""

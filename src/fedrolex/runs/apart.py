@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.engines import Job
 from fedrolex.errors import FedrolexError
 from fedrolex.models.norms import norm_parameters
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.fold import Fold, Normaliser, Rows
+from fedrolex.slicing.windows import Window
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,13 @@ class Apart:
     def shared(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model's tensors, without the copies and without what a method remembers."""
         return {name: tensor for name, tensor in state.items() if "@" not in name}
+
+    @staticmethod
+    def statistics(model: nn.Module, capacities: Sequence[Fraction]) -> Apart:
+        """The running statistics of a model's batch norms; nothing where it keeps none."""
+        norms = {path for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+        names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in norms]
+        return Apart(names, capacities) if names else Apart()
 
     def own(self, state: Mapping[str, Tensor], capacity: Fraction) -> dict[str, Tensor]:
         """A capacity's copies, under the names the model has for them."""
@@ -79,9 +88,9 @@ class Folds:
                 axes,
                 apart.own(state, capacity),
                 normaliser=normaliser,
-                order=None if together else [job.client for job in jobs if job.capacity == capacity],
+                order=None if together else [job.client for job in jobs if capacity in _widths(job)],
             )
-            for capacity in dict.fromkeys(job.capacity for job in jobs)
+            for capacity in dict.fromkeys(width for job in jobs for width in _widths(job))
             if apart.names
         }
 
@@ -90,16 +99,27 @@ class Folds:
         """Whose updates were taken in."""
         return self._shared.clients
 
-    def add(self, job: Job, part: Mapping[str, Tensor], weight: float, rows: Rows | None) -> None:
+    def add(
+        self,
+        job: Job,
+        part: Mapping[str, Tensor],
+        weight: float,
+        rows: Rows | None,
+        narrower: Mapping[Fraction, Mapping[str, Tensor]] | None = None,
+    ) -> None:
         """Fold in one update; a bad one raises and changes nothing."""
         if not self._own:
             self._shared.add(job.client, part, job.window, weight, rows)
             return
         own = {name: tensor for name, tensor in part.items() if name in self.apart.names}
         rest = {name: tensor for name, tensor in part.items() if name not in own}
-        self._own[job.capacity].check(job.client, own, job.window, weight)
+        kept: dict[Fraction, tuple[Mapping[str, Tensor], Window]] = {job.capacity: (own, job.window)}
+        kept |= {width: ((narrower or {})[width], window) for width, (window, _) in job.narrower.items()}
+        for width, (tensors, window) in kept.items():
+            self._own[width].check(job.client, tensors, window, weight)
         self._shared.add(job.client, rest, job.window, weight, rows)
-        self._own[job.capacity].add(job.client, own, job.window, weight)
+        for width, (tensors, window) in kept.items():
+            self._own[width].add(job.client, tensors, window, weight)
 
     def add_all(
         self,
@@ -123,8 +143,8 @@ class Folds:
         if self.together:
             return
         self._shared.skip(job.client)
-        if self._own:
-            self._own[job.capacity].skip(job.client)
+        for width in _widths(job) if self._own else ():
+            self._own[width].skip(job.client)
 
     def average(self) -> dict[str, Tensor]:
         """The server's new tensors; the model's own norms are those of the largest capacity."""
@@ -134,3 +154,8 @@ class Folds:
         if self.apart.names:
             new |= {name: tensor.clone() for name, tensor in self.apart.own(new, max(self.apart.capacities)).items()}
         return new
+
+
+def _widths(job: Job) -> tuple[Fraction, ...]:
+    """All widths a client trains."""
+    return (job.capacity, *job.narrower)

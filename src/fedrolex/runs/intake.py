@@ -67,6 +67,8 @@ class Intake:
 
     def _keep(self, upload: Upload) -> None:
         """What a method wants to know of single answers."""
+        if self.training.labelling is not None:
+            self.training.labelling.take(upload)
         if self.training.controls is not None:
             self.training.controls.take(upload, self.plan)
         if self.training.method.needs.uploads:
@@ -76,7 +78,7 @@ class Intake:
     def _fold(self, upload: Upload) -> str | None:
         """Fold an upload in; says why it could not be."""
         try:
-            self._folds.add(upload.job, upload.tensors, self._weight(upload), self._rows(upload))
+            self._folds.add(upload.job, upload.tensors, self._weight(upload), self._rows(upload), upload.narrower)
         except FedrolexError as error:
             return str(error)
         self._drift.add(upload.job.client, upload.job.capacity, upload.tensors, upload.job.window)

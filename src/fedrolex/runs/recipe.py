@@ -16,15 +16,18 @@ from fedrolex.fleet import Fleet
 from fedrolex.methods import (
     Method,
     ServerOptimizer,
+    dsfl,
     fed_dropout,
     fedavg,
     fedbe,
     feddf,
     fedprox,
     fedrolex,
+    fjord,
     heterofl,
     scaffold,
 )
+from fedrolex.methods.dsfl import SoftLabels
 from fedrolex.methods.fedbe import BayesianEnsemble
 from fedrolex.methods.feddf import EnsembleDistillation
 from fedrolex.methods.needs import TABLE
@@ -155,7 +158,10 @@ class MethodRecipe:
             fleet), and whether only those who can hold it do.
         mu: fedprox's: strength of the pull back to the received model.
         option, denominator: scaffold's: how control variates are renewed; see :mod:`fedrolex.methods.scaffold`.
+        widths, distil, alpha, temperature: fjord's: the widths batches are trained at (null is the fleet's capacities),
+            and whether and how narrow ones learn from the client's widest; see :mod:`fedrolex.methods.fjord`.
         ensemble: fedbe's; see :class:`fedrolex.methods.fedbe.BayesianEnsemble`.
+        labels: dsfl's; see :class:`fedrolex.methods.dsfl.SoftLabels`.
         distillation: feddf's; see :class:`fedrolex.methods.feddf.EnsembleDistillation`.
         server: the server's optimiser, of methods that average.
         weighting: of a client in the average: ``uniform`` or ``samples``; null is the method's own.
@@ -174,7 +180,12 @@ class MethodRecipe:
     mu: float = 0.01
     option: str = "II"
     denominator: str | None = None
+    widths: list[str] | None = None
+    distil: bool = True
+    alpha: float = 1.0
+    temperature: float = 1.0
     ensemble: BayesianEnsemble = field(default_factory=BayesianEnsemble)
+    labels: SoftLabels = field(default_factory=SoftLabels)
     distillation: EnsembleDistillation = field(default_factory=EnsembleDistillation)
     server: ServerRecipe = field(default_factory=ServerRecipe)
     weighting: str | None = None
@@ -202,7 +213,7 @@ class MethodRecipe:
         norms: Any = self.norms
         optimizer = self.server.build()
         for what, asked in (("norms=per_capacity", norms != "shared"), ("rows", self.rows), ("server", optimizer)):
-            if asked and (made.server is not None or made.controls is not None):
+            if asked and (made.server is not None or made.controls is not None or made.labels is not None):
                 raise FedrolexError(f"method.{what} does not go with {self.name}")
         return replace(made, weighting=weighting, norms=norms, rows=self.rows, optimizer=optimizer)
 
@@ -225,11 +236,22 @@ class MethodRecipe:
                 option: Any = self.option
                 by: Any = self.denominator
                 return scaffold(client, option=option, denominator=by, width=width, able_only=able, rounding=rounding)
+            case "fjord":
+                return self._fjord(client, fleet, server)
             case "fedbe":
                 return fedbe(client, ensemble=self.ensemble, width=width, able_only=able, rounding=rounding)
+            case "dsfl":
+                return dsfl(client, labels=self.labels, rounding=rounding)
             case "feddf":
                 return feddf(client, distillation=self.distillation, rounding=rounding)
         return fedavg(client, width=width, able_only=able, rounding=rounding)
+
+    def _fjord(self, client: LocalTraining, fleet: Fleet, server: int) -> Method:
+        widths = fleet.levels if self.widths is None else [exact(width) / server for width in self.widths]
+        missing = [str(level) for level in fleet.levels if level not in widths]
+        if missing:
+            raise FedrolexError(f"method.widths has no {missing[0]}, which is a capacity of the fleet: add it")
+        return fjord(client, widths=widths, distil=self.distil, alpha=self.alpha, temperature=self.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)

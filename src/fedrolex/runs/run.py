@@ -119,11 +119,12 @@ def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engin
     return Graph(model, precision=precision, compiled=recipe.compiled)
 
 
-def engine_name(recipe: Recipe, engine: Engine) -> str:
+def engine_name(recipe: Recipe, training: Training) -> str:
     """What ran: the recipe's word, or what it was chosen to be; bits depend on it."""
+    engine = training.engine
     if isinstance(engine, Auto) and engine.choice is not None:
         return str(engine.choice)
-    if recipe.deadline is not None:
+    if training.only_loop is not None:
         return "loop"
     return "graph" if isinstance(engine, Graph) else recipe.engine
 
@@ -273,8 +274,8 @@ class Run:
         """Where the engine is chosen by measurement: now, once and for all; a resumed run keeps what it had."""
         engine, path = training.engine, self.folder / "engine.json"
         if not isinstance(engine, Auto):
-            if training.deadline is not None and not isinstance(engine, Loop):
-                print("engine: loop (only it can interrupt a client at its deadline)", file=sys.stderr)
+            if training.only_loop is not None and not isinstance(engine, Loop):
+                print(f"engine: loop ({training.only_loop})", file=sys.stderr)
             return
         if path.is_file():
             try:
@@ -325,7 +326,7 @@ class Run:
             "dropped": sum(len(row["dropped"]) for row in rows),
             "void_rounds": sum(row["void"] for row in rows),
             "seconds": sum(row["seconds"] for row in rows),
-            "engine": engine_name(recipe, training.engine),
+            "engine": engine_name(recipe, training),
             "capacities": "redrawn" if recipe.fleet.redrawn else "fixed",
             "run": str(self.folder),
         }

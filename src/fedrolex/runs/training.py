@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from fedrolex.runs.apart import Apart
 from fedrolex.runs.client_state import ClientStates
 from fedrolex.runs.controls import SUFFIX, ControlBook
 from fedrolex.runs.intake import Intake, not_finite
+from fedrolex.runs.labelling import LabelBook
 from fedrolex.runs.measure import Measure
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
@@ -68,14 +70,30 @@ class Training:
         self.apart = Apart()
         if self.method.own_models:
             self.apart = Apart(list(self.state), levels)
+        elif self.method.client.widths:
+            self.apart = Apart.statistics(self.model, self.method.client.widths)
         elif self.method.norms == "per_capacity":
             self.apart = Apart.norms(self.model, levels)
         self.state = self._remembered() | self.apart.added(self.state)
+        self._first = {name: tensor.clone() for name, tensor in self.state.items()} if self.method.labels else {}
         self.keep_states(ClientStates() if self.method.needs.client_state else None)
+        if self.labelling is not None:
+            self.state = self.labelling.remembered() | self.state
         self._bytes_at: dict[tuple[int, ...], int] = {}
         self._coming: dict[int, list[Job]] = {}
         self._scratches: dict[Fraction, nn.Module] = {}
         self.label_axis = self._find_label_axis() if self.method.rows else None
+
+    @property
+    def only_loop(self) -> str | None:
+        """Why only ``loop`` can run the client work, or None where any engine can."""
+        if self.deadline is not None:
+            return "only it can interrupt a client at its deadline"
+        if self.method.client.widths:
+            return "every batch has a width of its own"
+        if self.method.client.gradient:
+            return "clients also tell a gradient"
+        return "stragglers do a part of their work" if self.method.keeps_stragglers and self.fleet.stragglers else None
 
     def _remembered(self) -> dict[str, Tensor]:
         """What a method keeps of every trainable parameter between rounds, as ``tensor@what``."""
@@ -91,7 +109,17 @@ class Training:
 
     def keep_states(self, states: ClientStates | None) -> None:
         """Where clients keep what they keep between rounds."""
-        self.states, self.controls = states, None
+        self.states = states
+        self.controls: ControlBook | None = None
+        self.labelling: LabelBook | None = None
+        if self.method.labels is not None and states is not None:
+            public = self.task.public if isinstance(self.task, Classification) else None
+            assert public is not None
+            inputs, classes = self.task.inputs(public.x), self.task.classes
+            twin = copy.deepcopy(self.model)
+            self.labelling = LabelBook(
+                self.method.labels, self.axes, twin, inputs, classes, self.seed, states, self._first
+            )
         if self.method.controls is not None and states is not None:
             count = self.fleet.clients
             self.controls = ControlBook(self.method.controls, self.axes, self.trainable, count, states)
@@ -115,7 +143,8 @@ class Training:
             plan = replace(plan, jobs=[job for job in plan.jobs if job.part == 1])
         answers = self.engine.run(plan)
         first = next(answers, None)
-        intake = Intake(self, plan, together=self.engine.together)  # known once the engine has begun
+        together = self.engine.together or self.labelling is not None  # known once the engine has begun
+        intake = Intake(self, plan, together=together)
         intake.take(answers if first is None else chain([first], answers))
         intake.failures.update({str(job.client): "did not finish in time" for job in late})
         losses, failures = intake.losses, intake.failures
@@ -130,8 +159,12 @@ class Training:
             "bytes_up": sum(sizes[job.window] for job in plan.jobs if str(job.client) not in failures),
         }
         if not void:
-            new, metrics["drift"] = intake.average()
-            new = self._settled(new, intake)
+            if self.labelling is None:
+                new, metrics["drift"] = intake.average()
+                new = self._settled(new, intake)
+            else:
+                new, metrics["drift"] = self.labelling.settle(self.round, self.state), {}
+                self._check_finite(new)
         else:
             new = self.state
         metrics["seconds"] = time.perf_counter() - began
@@ -145,12 +178,15 @@ class Training:
         if self.method.server is not None:
             self._distil(new, intake)
         if self.method.optimizer is not None or self.method.server is not None:
-            broken = not_finite(new)
-            if broken is not None:
-                raise FedrolexError(f"round {self.round}: {broken} is no longer finite after the server's step")
+            self._check_finite(new)
         if self.controls is not None:
             new |= self.controls.settle(self.round, new)
         return new
+
+    def _check_finite(self, new: Mapping[str, Tensor]) -> None:
+        broken = not_finite(new)
+        if broken is not None:
+            raise FedrolexError(f"round {self.round}: {broken} is no longer finite after the server's step")
 
     def _distil(self, new: dict[str, Tensor], intake: Intake) -> None:
         """Let the method's server train on what came in; its models take the average's place in ``new``."""
@@ -198,8 +234,13 @@ class Training:
         self._coming.clear()
         if self.controls is not None:
             jobs = self.controls.equipped(jobs, self.state)
+        if self.labelling is not None:
+            jobs = self.labelling.equipped(jobs, self.state, self.round)
         if self.apart.names:
-            jobs = [replace(job, own=self.apart.own(self.state, job.capacity)) for job in jobs]
+            owns = {capacity: self.apart.own(self.state, capacity) for capacity in {job.capacity for job in jobs}}
+            jobs = [replace(job, own=owns[job.capacity]) for job in jobs]
+        if self.method.client.widths:
+            jobs = [replace(job, narrower=self._narrower(job.capacity)) for job in jobs]
         return RoundPlan(
             self.round,
             self.seed,
@@ -212,6 +253,15 @@ class Training:
             self.method.rows,
             self._upcoming,
         )
+
+    def _narrower(self, capacity: Fraction) -> dict[Fraction, tuple[Window, dict[str, Tensor]]]:
+        """The widths below a capacity that its clients also train, with what each keeps apart."""
+        found = {}
+        for width in sorted(self.method.client.widths):
+            if width < capacity:
+                window = self.method.scheme.window(self.axes, round=self.round, capacity=width)
+                found[width] = (window, self.apart.own(self.state, width))
+        return found
 
     def _jobs(self, round: int) -> list[Job]:
         """Who takes part in a round, and with which window."""
@@ -230,6 +280,8 @@ class Training:
 
     def _bytes(self, window: Window) -> int:
         """What a client receives, and sends back: parameters and buffers, and control variates, in their precision."""
+        if self.labelling is not None:
+            return self.labelling.bytes()
         widths = self.axes.widths(window)
         key = tuple(widths.values())
         if key not in self._bytes_at:
@@ -286,7 +338,7 @@ class Training:
         missing = sorted(set(self.state) ^ set(tensors))
         if missing:
             raise FedrolexError(f"the checkpoint does not fit this run: tensor {missing[0]!r}")
-        self.axes.check_whole({name.partition("@")[0]: tensor for name, tensor in tensors.items()})
+        self.axes.check_whole({name.partition("@")[0]: t for name, t in tensors.items() if not name.startswith("@")})
         device = next(iter(self.state.values())).device
         self.state = {name: tensors[name].to(device) for name in self.state}
         self.round = round
