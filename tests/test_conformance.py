@@ -35,6 +35,7 @@ METHODS = {
     "fedbe": ["method=fedbe", "method.ensemble={epochs: 3}"],
     "feddf": ["method=feddf", "method.distillation={steps: 4, judge_every: 4}"],
     "dsfl": ["method=dsfl", "method.labels={epochs: 1}"],
+    "fedet": ["method=fedet", "method.transfer={steps: 4}"],
     "fedadam": ["method=fedrolex", "method.server={name: adam, lr: 0.01}"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],
 }

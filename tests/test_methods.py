@@ -20,9 +20,11 @@ from fedrolex.methods import ServerOptimizer
 from fedrolex.methods.dsfl import SoftLabels
 from fedrolex.methods.fedbe import BayesianEnsemble
 from fedrolex.methods.feddf import EnsembleDistillation
+from fedrolex.methods.fedet import Consensus, EnsembleTransfer
 from fedrolex.methods.fjord import OrderedDropout
 from fedrolex.methods.scaffold import Controls
 from fedrolex.methods.server_round import Group, ServerRound
+from fedrolex.models.represented import TOP
 from fedrolex.runs import Run, Training, prepare
 from fedrolex.runs.controls import ControlBook
 from fedrolex.slicing import WHOLE
@@ -524,6 +526,77 @@ def test_clients_of_dsfl_go_on_with_their_own_models() -> None:
     assert len({float(job.own["conv1.weight"].sum()) for job in plan.jobs}) == 6
 
 
+# --- Fed-ET ---
+
+
+def test_the_worked_case() -> None:
+    said = [torch.tensor([row]) for row in ([4.0, 0, 0], [0, 1, 0.2], [0.5, 0.4, 0.6])]
+    found = EnsembleTransfer().consensus(said)
+    assert found.label.tolist() == [0]
+    assert found.torn.tolist() == [True]
+    torch.testing.assert_close(found.apart, torch.tensor([[0.01724, 0.97931, 0.21379]]), atol=1e-5, rtol=0)
+    alike = EnsembleTransfer(confident=False).consensus(said)
+    assert alike.label.tolist() == [0]
+    torch.testing.assert_close(alike.apart, torch.tensor([[0.25, 0.7, 0.4]]))
+
+
+def test_clients_that_agree_leave_nobody_apart() -> None:
+    one = torch.randn(6, 4)
+    found = EnsembleTransfer().consensus([one, one, one])
+    assert not bool(found.torn.any())
+    assert torch.equal(found.label, one.argmax(1))
+    flat = EnsembleTransfer().consensus([torch.ones(2, 3), torch.ones(2, 3)])
+    assert bool(flat.apart.isfinite().all())
+
+
+def test_the_louder_client_counts_for_its_square() -> None:
+    """Logits twice as large have four times the variance: 4 · 2 against 1 · 1.5 for class 1, not 2 against 1.5."""
+    quiet, loud = torch.tensor([[0.0, 3.0, 0.0]]), torch.tensor([[2.0, 0.0, 0.0]])
+    assert EnsembleTransfer().consensus([quiet, loud]).label.tolist() == [1]
+    assert EnsembleTransfer().consensus([quiet, 2 * loud]).label.tolist() == [0]
+
+
+def test_nobody_apart_is_not_a_wish_for_doubt() -> None:
+    """An empty set of dissenters adds nothing to the loss; zero logits would pull towards all classes alike."""
+    agreed = Consensus(torch.zeros(40, dtype=torch.int64), torch.zeros(40, 3), torch.zeros(40, dtype=torch.bool))
+    x, weights = torch.randn(40, 4), torch.randn(3, 4)
+    found = []
+    for diversity in (0.0, 5.0):
+        own = group(weights.clone())
+        server = ServerRound(0, 0, {}, x)
+        EnsembleTransfer(diversity=diversity, lr=0.1).teach(own.load(own.average), server, agreed)
+        found.append(own.tensors()["weight"])
+    assert torch.equal(*found)
+
+
+def test_without_steps_fedet_averages_and_copies_the_representation() -> None:
+    made = small("method=fedet", "method.transfer={steps: 0}", "fleet.cohort=6")
+    answers: dict[Fraction, list[dict[str, Tensor]]] = {}
+    for answer in made.engine.run(made._plan()):
+        answers.setdefault(answer.job.capacity, []).append({n: t.clone() for n, t in answer.tensors.items()})  # type: ignore[union-attr]
+    before = {name: tensor.clone() for name, tensor in made.state.items()}
+    made.run_round()
+    top = {n: torch.stack([m[n] for models in answers.values() for m in models]).mean(0) for n in TOP}
+    for name in made.apart.names:
+        wanted = top.get(name, before[name])
+        torch.testing.assert_close(made.state[name], wanted, msg=name)
+    for capacity, models in answers.items():
+        window = made.method.scheme.window(made.axes, round=0, capacity=capacity)
+        for name, tensor in made.axes.take(made.apart.own(made.state, capacity), window).items():
+            wanted = top.get(name, torch.stack([model[name] for model in models]).mean(0))
+            torch.testing.assert_close(tensor, wanted, msg=name)
+
+
+def test_the_servers_model_is_its_own() -> None:
+    """It learns, and is larger than what any client holds."""
+    made = small("method=fedet", "fleet.server=2")
+    before = made.state["trunk.conv1.weight"].clone()
+    made.run_round()
+    assert not torch.equal(made.state["trunk.conv1.weight"], before)
+    assert made.state["trunk.conv1.weight"].shape[0] == 16
+    assert made.evaluate()["global_accuracy"] > 0
+
+
 # --- every method: trains, resumes bit for bit, is refused early ---
 
 METHODS = {
@@ -533,6 +606,7 @@ METHODS = {
     "fjord": ["method=fjord"],
     "fedbe": ["method=fedbe", "method.ensemble={epochs: 4, average_from: 3, average_every: 1}"],
     "dsfl": ["method=dsfl", "method.labels={epochs: 2}"],
+    "fedet": ["method=fedet", "method.transfer={steps: 10}"],
     "feddf": ["method=feddf", "method.distillation={steps: 10, judge_every: 5}"],
     "fedrolex, adam": ["method=fedrolex", "method.server={name: adam, lr: 0.01, momentum: 0.9}"],
 }
@@ -596,6 +670,7 @@ def test_scaffold_sends_twice_as_much() -> None:
         (["method=fedbe", "method.ensemble={posterior: uniform}"], "use one of gaussian, released, dirichlet"),
         (["method=dsfl", "task.public=0"], "dsfl needs public examples"),
         (["method=dsfl", "method.labels={reduce: more}"], "use one of era, power, none"),
+        (["method=fedet", "task.public=0"], "fedet needs public examples"),
         (["method=fjord", 'method.widths=["1/4", "1"]'], "method.widths has no 1/2"),
         (["method=fjord", "method.alpha=2"], "between 0 and 1"),
         (["method=fedprox", "method.mu=-1"], "give 0 or more"),

@@ -63,7 +63,7 @@ class BayesianEnsemble:
         if self.posterior not in get_args(Posterior):
             raise FedrolexError(f"method.posterior is {self.posterior!r}: use one of {', '.join(get_args(Posterior))}")
 
-    def __call__(self, server: ServerRound) -> dict[Fraction, dict[str, Tensor]]:
+    def __call__(self, server: ServerRound) -> dict[Fraction | None, dict[str, Tensor]]:
         """Teach the average; its new tensors."""
         ((width, group),) = server.groups.items()
         if not (group.uploads and self.epochs):

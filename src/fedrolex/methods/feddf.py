@@ -41,7 +41,7 @@ class EnsembleDistillation:
     judge_every: int = 25
     patience: int = 100
 
-    def __call__(self, server: ServerRound) -> dict[Fraction, dict[str, Tensor]]:
+    def __call__(self, server: ServerRound) -> dict[Fraction | None, dict[str, Tensor]]:
         """Teach the average of every size; their new tensors."""
         if not (self.steps and any(group.uploads for group in server.groups.values())):
             return {width: dict(group.average) for width, group in server.groups.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +19,9 @@ from fedrolex.slicing.schemes import Scheme
 if TYPE_CHECKING:
     from fedrolex.methods.dsfl import SoftLabels
     from fedrolex.methods.scaffold import Controls
+
+Server = Callable[[ServerRound], Mapping[Fraction | None, dict[str, Tensor]]]
+"""Gives new tensors of the models of each size, and under None of the server's own, where it has one."""
 
 Weighting = Literal["uniform", "samples"]
 Norms = Literal["shared", "per_capacity"]
@@ -39,11 +42,12 @@ class Method:
         norms: whether all capacities share scales and shifts of norms, or each keeps its own.
         rows: a class's part of the output layer is averaged over the clients that hold the class only.
         own_models: every capacity has a model of its own, not a part of one that all share.
+        server_model: the server has a model of its own beside those, which no client trains.
         keeps_stragglers: clients that did only a part of their work count; otherwise they are dropped.
         optimizer: of the server; None takes the average as it is.
         controls: SCAFFOLD's control variates.
         labels: DS-FL's: nothing is averaged, clients label public examples.
-        server: what the server does after averaging: new tensors of the models of each size.
+        server: what the server does after averaging.
     """
 
     name: str
@@ -56,11 +60,12 @@ class Method:
     norms: Norms = "shared"
     rows: bool = False
     own_models: bool = False
+    server_model: bool = False
     keeps_stragglers: bool = False
     optimizer: ServerOptimizer | None = None
     controls: Controls | None = None
     labels: SoftLabels | None = None
-    server: Callable[[ServerRound], dict[Fraction, dict[str, Tensor]]] | None = None
+    server: Server | None = None
 
     @property
     def needs(self) -> Needs:

@@ -37,6 +37,7 @@ TABLE: dict[str, Needs] = {
     "scaffold": Needs(one_size=True, client_state=True),
     "fedbe": Needs(one_size=True, public=True, uploads=True),
     "feddf": Needs(public=True, validation=True, uploads=True),
+    "fedet": Needs(public=True, uploads=True, larger_server=True),
     "dsfl": Needs(public=True, client_state=True, larger_server=True),
     "fed_dropout": Needs(larger_server=True),
     "heterofl": Needs(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
@@ -62,13 +62,15 @@ class ServerRound:
         groups: by the part of the server's model they train; methods of one size have one.
         public: inputs without labels, ``(n, …)``.
         held: inputs and labels to judge by, where the method asks for them.
+        own: the server's own model, where it has one that no client trains; ``average`` are its tensors.
     """
 
     round: int
     seed: int
     groups: Mapping[Fraction, Group]
     public: Tensor
-    held: tuple[Tensor, Tensor] | None = field(default=None)
+    held: tuple[Tensor, Tensor] | None = None
+    own: Group | None = None
 
     def batches(self, size: int, steps: int, purpose: str) -> Iterator[Tensor]:
         """So many random batches of rows of ``public``, epoch after epoch."""

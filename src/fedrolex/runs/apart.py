@@ -22,10 +22,17 @@ from fedrolex.slicing.windows import Window
 
 @dataclass(frozen=True)
 class Apart:
-    """Which tensors, and for which capacities; none is the usual case."""
+    """Which tensors, and for which capacities; none is the usual case.
+
+    Attributes:
+        names: of the tensors.
+        capacities: that keep them apart.
+        leads: whether the largest capacity's copy is the model's own; otherwise the server has its own.
+    """
 
     names: Sequence[str] = ()
     capacities: Sequence[Fraction] = ()
+    leads: bool = True
 
     @staticmethod
     def norms(model: nn.Module, capacities: Sequence[Fraction]) -> Apart:
@@ -151,7 +158,7 @@ class Folds:
         new = {**self.state, **self._shared.average()}
         for capacity, fold in self._own.items():
             new |= {f"{name}@{capacity}": tensor for name, tensor in fold.average().items()}
-        if self.apart.names:
+        if self.apart.names and self.apart.leads:
             new |= {name: tensor.clone() for name, tensor in self.apart.own(new, max(self.apart.capacities)).items()}
         return new
 

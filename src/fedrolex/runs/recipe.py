@@ -21,6 +21,7 @@ from fedrolex.methods import (
     fedavg,
     fedbe,
     feddf,
+    fedet,
     fedprox,
     fedrolex,
     fjord,
@@ -30,6 +31,7 @@ from fedrolex.methods import (
 from fedrolex.methods.dsfl import SoftLabels
 from fedrolex.methods.fedbe import BayesianEnsemble
 from fedrolex.methods.feddf import EnsembleDistillation
+from fedrolex.methods.fedet import EnsembleTransfer
 from fedrolex.methods.needs import TABLE
 from fedrolex.runs.decode import from_plain, one_of, read_yaml
 from fedrolex.runs.measure import Measure
@@ -42,6 +44,7 @@ METHODS = tuple(TABLE)
 TASKS = ("images", "words")
 ENGINES = ("auto", "loop", "stack", "crew", "graph")
 PART = 0.1
+REPRESENTATION = 64
 LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
 INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")
 
@@ -161,6 +164,7 @@ class MethodRecipe:
         widths, distil, alpha, temperature: fjord's: the widths batches are trained at (null is the fleet's capacities),
             and whether and how narrow ones learn from the client's widest; see :mod:`fedrolex.methods.fjord`.
         ensemble: fedbe's; see :class:`fedrolex.methods.fedbe.BayesianEnsemble`.
+        transfer: fedet's; see :class:`fedrolex.methods.fedet.EnsembleTransfer`.
         labels: dsfl's; see :class:`fedrolex.methods.dsfl.SoftLabels`.
         distillation: feddf's; see :class:`fedrolex.methods.feddf.EnsembleDistillation`.
         server: the server's optimiser, of methods that average.
@@ -185,6 +189,7 @@ class MethodRecipe:
     alpha: float = 1.0
     temperature: float = 1.0
     ensemble: BayesianEnsemble = field(default_factory=BayesianEnsemble)
+    transfer: EnsembleTransfer = field(default_factory=EnsembleTransfer)
     labels: SoftLabels = field(default_factory=SoftLabels)
     distillation: EnsembleDistillation = field(default_factory=EnsembleDistillation)
     server: ServerRecipe = field(default_factory=ServerRecipe)
@@ -240,6 +245,8 @@ class MethodRecipe:
                 return self._fjord(client, fleet, server)
             case "fedbe":
                 return fedbe(client, ensemble=self.ensemble, width=width, able_only=able, rounding=rounding)
+            case "fedet":
+                return fedet(client, transfer=self.transfer, rounding=rounding)
             case "dsfl":
                 return dsfl(client, labels=self.labels, rounding=rounding)
             case "feddf":
@@ -368,13 +375,14 @@ class Recipe:
             )
 
     def with_parts(self) -> Recipe:
-        """The recipe with public and validation parts put aside where the method needs them and nothing is said."""
+        """The recipe with what its method needs of the task, where nothing is said of it."""
         if not isinstance(self.task, ImagesRecipe):
             return self
         task, needs = self.task, TABLE[self.method.name]
         public = PART if needs.public and task.public is None else task.public
         validation = PART if needs.validation and task.validation is None else task.validation
-        return replace(self, task=replace(task, public=public, validation=validation))
+        size = REPRESENTATION if self.method.name == "fedet" and task.representation is None else task.representation
+        return replace(self, task=replace(task, public=public, validation=validation, representation=size))
 
     def encode(self) -> dict[str, Any]:
         """Every key, defaults included, as plain data."""

@@ -29,12 +29,15 @@ from fedrolex.engines.precision import use_tf32
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
+from fedrolex.models.represented import TOP
 from fedrolex.runs import checkpoint
 from fedrolex.runs.client_state import ClientStates
 from fedrolex.runs.recipe import Recipe
 from fedrolex.runs.task_recipe import WordsRecipe
 from fedrolex.runs.training import Training, pick_device
+from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
+from fedrolex.slicing.layout import refs
 from fedrolex.slicing.trace import trace
 from fedrolex.streams import words
 from fedrolex.tasks import Classification, Task
@@ -64,6 +67,8 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
     method = recipe.method.build(client, fleet, recipe.fleet.server, recipe.seed)
     _given(method, task)
     axes = trace(model, task.example().cpu(), whole=method.width == 1).freeze(*task.frozen)
+    if method.server_model and not all(name in axes.tensors and whole_at_every_width(axes, name) for name in TOP):
+        raise FedrolexError(f"{method.name} needs a layer of one shape at every width: set task.representation")
     model.to(device)
     if method.able_only and method.width is not None and max(fleet.levels) < method.width:
         raise FedrolexError(
@@ -99,6 +104,11 @@ def _given(method: Method, task: Task) -> None:
             raise FedrolexError(f"{method.name} needs public examples: set task.public to a share, a set or a folder")
         if needs.validation and not task.validation:
             raise FedrolexError(f"{method.name} needs held-out examples to judge by: set task.validation to a share")
+
+
+def whole_at_every_width(axes: Axes, name: str) -> bool:
+    """Whether no capacity cuts a tensor."""
+    return not any(axes.axes[axis].kind == "width" for dim in axes.tensors[name].dims for axis in refs(dim))
 
 
 def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engine:

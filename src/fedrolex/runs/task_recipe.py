@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.models import ConvNet, WordTransformer, preresnet18, preresnet34
+from fedrolex.models.represented import Represented
 from fedrolex.runs.decode import one_of
 from fedrolex.slicing.windows import exact
 from fedrolex.tasks.classification import Classification
@@ -122,6 +123,8 @@ class ImagesRecipe:
         width: of the largest client's model; null is the model's own (32 for convnet, 64 for PreResNet).
         norm: of a PreResNet: ``static``, ``batch``, ``group``, ``none``.
         scaler: HeteroFL's scaler, in a PreResNet.
+        representation: size of a layer before the last that is the same at every width; null is none, or 64 for fedet,
+            which needs one.
         augment: shift by up to four pixels and mirror while training; null is yes for CIFAR.
         partition: how the images are spread.
         validation, public: shares of the training images put aside first, for methods that distil; ``public`` may also
@@ -136,6 +139,7 @@ class ImagesRecipe:
     width: int | None = None
     norm: str = "static"
     scaler: bool = False
+    representation: int | None = None
     augment: bool | None = None
     partition: PartitionRecipe = field(default_factory=PartitionRecipe)
     validation: float | None = None
@@ -145,7 +149,7 @@ class ImagesRecipe:
     def __post_init__(self) -> None:
         one_of("task.model", self.model, MODELS)
         one_of("task.norm", self.norm, ("static", "batch", "group", "none"))
-        for name in ("width", "limit"):
+        for name in ("width", "limit", "representation"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise FedrolexError(f"task.{name} is {value}: give 1 or more, or null")
@@ -153,6 +157,9 @@ class ImagesRecipe:
     def _made(self, shape: tuple[int, int, int], scale: int = 1) -> nn.Module:
         """The model for (classes, channels, height and width) of the images, ``scale`` times as wide."""
         classes, channels, size = shape
+        if self.representation is not None:
+            trunk = replace(self, representation=None)._made((self.representation, channels, size), scale)
+            return Represented(trunk, self.representation, classes)
         name = ("convnet" if self.data == "digits" else "preresnet18") if self.model == "auto" else self.model
         if name == "convnet":
             return ConvNet(classes, channels, (size, size), (self.width or 32) * scale)

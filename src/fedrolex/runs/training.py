@@ -69,7 +69,7 @@ class Training:
         levels = self.fleet.levels if self.method.width is None else [self.method.width]
         self.apart = Apart()
         if self.method.own_models:
-            self.apart = Apart(list(self.state), levels)
+            self.apart = Apart(list(self.state), levels, leads=not self.method.server_model)
         elif self.method.client.widths:
             self.apart = Apart.statistics(self.model, self.method.client.widths)
         elif self.method.norms == "per_capacity":
@@ -206,16 +206,21 @@ class Training:
                 [upload.tensors for upload, _ in mine],
                 [weight for _, weight in mine],
             )
+        own = None
+        if self.method.server_model:
+            own = Group(self.model, {}, self.apart.shared(new))
         given = None if held is None else (task.inputs(held.x), held.y)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(words(1, self.seed, "server", self.round)[0] >> 1))
-            found = self.method.server(ServerRound(self.round, self.seed, groups, task.inputs(public.x), given))
-        for level, tensors in found.items():
+            found = self.method.server(ServerRound(self.round, self.seed, groups, task.inputs(public.x), given, own))
+        new |= found.get(None, {})
+        for level in groups:
+            tensors = found[level]
             whole = {name: tensor.clone() for name, tensor in self._own_or_shared(new, level).items()}
             self.axes.put(whole, tensors, windows[level])
             copies = self.apart.names
             new |= {f"{name}@{level}" if name in copies else name: tensor for name, tensor in whole.items()}
-            if copies and level == max(self.apart.capacities):
+            if copies and self.apart.leads and level == max(self.apart.capacities):
                 new |= {name: tensor.clone() for name, tensor in whole.items()}
 
     def _own_or_shared(self, state: Mapping[str, Tensor], level: Fraction) -> dict[str, Tensor]:
@@ -315,7 +320,8 @@ class Training:
     def _model(self, capacity: Fraction | None) -> nn.Module:
         """The server's model, or its sub-model of a capacity, as it stands."""
         largest = capacity or max(self.fleet.levels)
-        self.axes.load(self.model, self._own_or_shared(self.state, largest))
+        own = capacity is None and not self.apart.leads
+        self.axes.load(self.model, self.apart.shared(self.state) if own else self._own_or_shared(self.state, largest))
         if capacity is None:
             return self.model
         window = self.method.scheme.window(self.axes, round=max(0, self.round - 1), capacity=capacity)

@@ -1,0 +1,33 @@
+"""Any classifier with a representation of a fixed size before its last layer, the same at every width."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.slicing.trace import Hints
+
+TOP = ("top.weight", "top.bias")
+
+
+class Represented(nn.Module):
+    """A trunk that gives a representation, and a linear layer on top that no capacity cuts.
+
+    Args:
+        trunk: a network whose outputs are the representation, ``(batch, size)``.
+        size: of the representation.
+        classes: of the output.
+    """
+
+    def __init__(self, trunk: nn.Module, size: int, classes: int) -> None:
+        super().__init__()
+        self.trunk, self.top = trunk, nn.Linear(size, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores ``(batch, classes)``."""
+        scores: Tensor = self.top(torch.relu(self.trunk(x)))
+        return scores
+
+    def slicing_hints(self) -> Hints:
+        """The representation is kept whole."""
+        return Hints(freeze=("top.weight:1",))
