@@ -21,12 +21,14 @@ from fedrolex.methods.dsfl import SoftLabels
 from fedrolex.methods.fedbe import BayesianEnsemble
 from fedrolex.methods.feddf import EnsembleDistillation
 from fedrolex.methods.fedet import Consensus, EnsembleTransfer
+from fedrolex.methods.fedgkt import KnowledgeTransfer
 from fedrolex.methods.fjord import OrderedDropout
 from fedrolex.methods.scaffold import Controls
 from fedrolex.methods.server_round import Group, ServerRound
 from fedrolex.models.represented import TOP
 from fedrolex.runs import Run, Training, prepare
 from fedrolex.runs.controls import ControlBook
+from fedrolex.runs.knowledge import GroupTraining
 from fedrolex.slicing import WHOLE
 
 ONE = Fraction(1)
@@ -597,6 +599,62 @@ def test_the_servers_model_is_its_own() -> None:
     assert made.evaluate()["global_accuracy"] > 0
 
 
+# --- FedGKT ---
+
+
+def test_both_learn_nothing_from_equal_logits_and_heat_does_not_cool_it() -> None:
+    student, teacher = torch.randn(8, 5, requires_grad=True), torch.randn(8, 5)
+    (none,) = torch.autograd.grad(KnowledgeTransfer().distance(student, student.detach()), student)
+    assert float(none.abs().max()) < 1e-6
+    sizes = []
+    for temperature in (50.0, 100.0):
+        (found,) = torch.autograd.grad(KnowledgeTransfer(temperature=temperature).distance(student, teacher), student)
+        sizes.append(float(found.norm()))
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
+
+
+def test_logits_belong_to_examples() -> None:
+    """What a client keeps for its i-th example is what the server says about that example's map."""
+    made = small("method=fedgkt", "fleet.cohort=2")
+    made.run_round()
+    assert isinstance(made, GroupTraining)
+    assert made.states is not None
+    made.axes.load(made.model, made.apart.shared(made.state))
+    for member in made.fleet.members(0):
+        own = made.states.get(member.client)
+        assert own is not None
+        made._load_edge(own)
+        with torch.no_grad():
+            maps = made._edge.eval().features(made.task.inputs(made.task.client(member.client).x))
+            wanted = made.model.eval()(maps)
+        torch.testing.assert_close(own["server's logits"], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_without_distillation_clients_train_by_themselves() -> None:
+    """Whatever the server does, and whoever else takes part."""
+    alone = "method.knowledge={alpha: 0, server_alpha: 0, server_epochs: %d}"
+    found = []
+    for epochs, cohort in ((1, 6), (3, 6)):
+        made = small("method=fedgkt", alone % epochs, f"fleet.cohort={cohort}")
+        made.run_round()
+        made.run_round()
+        assert made.states is not None
+        found.append(made.states.get(2) or {})
+    edges = [name for name in found[0] if name != "server's logits"]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in edges)
+    assert not torch.equal(*(each["server's logits"] for each in found))
+
+
+def test_fedgkt_needs_images(tmp_path: Path) -> None:
+    file = tmp_path / "users.jsonl"
+    users = [{"user": f"u{i}", "sentences": ["a b c d", "b c d e f"] * 4} for i in range(8)]
+    file.write_text("".join(json.dumps(user) + "\n" for user in users))
+    words = ["task=words", f"task.data={file}", "task.fewest=1", "fleet.clients=null", "fleet.cohort=2"]
+    for method in ("fedgkt", "fedbe", "dsfl"):
+        with pytest.raises(FedrolexError, match=f"{method} .*needs a task of images"):
+            prepare(Recipe(device="cpu").with_settings([*words, f"method={method}"]))
+
+
 # --- every method: trains, resumes bit for bit, is refused early ---
 
 METHODS = {
@@ -607,6 +665,7 @@ METHODS = {
     "fedbe": ["method=fedbe", "method.ensemble={epochs: 4, average_from: 3, average_every: 1}"],
     "dsfl": ["method=dsfl", "method.labels={epochs: 2}"],
     "fedet": ["method=fedet", "method.transfer={steps: 10}"],
+    "fedgkt": ["method=fedgkt", "method.knowledge={server_epochs: 1}"],
     "feddf": ["method=feddf", "method.distillation={steps: 10, judge_every: 5}"],
     "fedrolex, adam": ["method=fedrolex", "method.server={name: adam, lr: 0.01, momentum: 0.9}"],
 }

@@ -6,6 +6,7 @@ from fedrolex.methods.fedavg import fedavg
 from fedrolex.methods.fedbe import fedbe
 from fedrolex.methods.feddf import feddf
 from fedrolex.methods.fedet import fedet
+from fedrolex.methods.fedgkt import fedgkt
 from fedrolex.methods.fedprox import fedprox
 from fedrolex.methods.fedrolex import fedrolex
 from fedrolex.methods.fjord import fjord
@@ -16,6 +17,6 @@ from fedrolex.methods.scaffold import scaffold
 from fedrolex.methods.server_optimizer import ServerOptimizer
 
 __all__ = [
-    "Method", "Needs", "ServerOptimizer", "dsfl", "fed_dropout", "fedavg", "fedbe", "feddf", "fedet", "fedprox",
-    "fedrolex", "fjord", "heterofl", "scaffold",
+    "Method", "Needs", "ServerOptimizer", "dsfl", "fed_dropout", "fedavg", "fedbe", "feddf", "fedet", "fedgkt",
+    "fedprox", "fedrolex", "fjord", "heterofl", "scaffold",
 ]  # fmt: skip

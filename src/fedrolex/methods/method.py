@@ -18,6 +18,7 @@ from fedrolex.slicing.schemes import Scheme
 
 if TYPE_CHECKING:
     from fedrolex.methods.dsfl import SoftLabels
+    from fedrolex.methods.fedgkt import KnowledgeTransfer
     from fedrolex.methods.scaffold import Controls
 
 Server = Callable[[ServerRound], Mapping[Fraction | None, dict[str, Tensor]]]
@@ -47,6 +48,7 @@ class Method:
         optimizer: of the server; None takes the average as it is.
         controls: SCAFFOLD's control variates.
         labels: DS-FL's: nothing is averaged, clients label public examples.
+        knowledge: FedGKT's: clients train the first layers only, the server the rest.
         server: what the server does after averaging.
     """
 
@@ -65,6 +67,7 @@ class Method:
     optimizer: ServerOptimizer | None = None
     controls: Controls | None = None
     labels: SoftLabels | None = None
+    knowledge: KnowledgeTransfer | None = None
     server: Server | None = None
 
     @property

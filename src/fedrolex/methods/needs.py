@@ -36,6 +36,7 @@ TABLE: dict[str, Needs] = {
     "fedprox": Needs(one_size=True),
     "scaffold": Needs(one_size=True, client_state=True),
     "fedbe": Needs(one_size=True, public=True, uploads=True),
+    "fedgkt": Needs(client_state=True, uploads=True, larger_server=True),
     "feddf": Needs(public=True, validation=True, uploads=True),
     "fedet": Needs(public=True, uploads=True, larger_server=True),
     "dsfl": Needs(public=True, client_state=True, larger_server=True),

@@ -57,6 +57,10 @@ class ClientStates:
         self._keep(client, round, {name: tensor.detach().cpu().clone() for name, tensor in state.items()})
         self._unsaved.add(client)
 
+    def has(self, client: int) -> bool:
+        """Whether a client has a state."""
+        return client in self._near or bool(self._versions(client))
+
     def newer(self, round: int) -> bool:
         """Whether a state at hand was written in this round or later."""
         return any(written >= round for written, _ in self._near.values())

@@ -22,6 +22,7 @@ from fedrolex.methods import (
     fedbe,
     feddf,
     fedet,
+    fedgkt,
     fedprox,
     fedrolex,
     fjord,
@@ -32,6 +33,7 @@ from fedrolex.methods.dsfl import SoftLabels
 from fedrolex.methods.fedbe import BayesianEnsemble
 from fedrolex.methods.feddf import EnsembleDistillation
 from fedrolex.methods.fedet import EnsembleTransfer
+from fedrolex.methods.fedgkt import KnowledgeTransfer
 from fedrolex.methods.needs import TABLE
 from fedrolex.runs.decode import from_plain, one_of, read_yaml
 from fedrolex.runs.measure import Measure
@@ -164,6 +166,7 @@ class MethodRecipe:
         widths, distil, alpha, temperature: fjord's: the widths batches are trained at (null is the fleet's capacities),
             and whether and how narrow ones learn from the client's widest; see :mod:`fedrolex.methods.fjord`.
         ensemble: fedbe's; see :class:`fedrolex.methods.fedbe.BayesianEnsemble`.
+        knowledge: fedgkt's; see :class:`fedrolex.methods.fedgkt.KnowledgeTransfer`.
         transfer: fedet's; see :class:`fedrolex.methods.fedet.EnsembleTransfer`.
         labels: dsfl's; see :class:`fedrolex.methods.dsfl.SoftLabels`.
         distillation: feddf's; see :class:`fedrolex.methods.feddf.EnsembleDistillation`.
@@ -189,6 +192,7 @@ class MethodRecipe:
     alpha: float = 1.0
     temperature: float = 1.0
     ensemble: BayesianEnsemble = field(default_factory=BayesianEnsemble)
+    knowledge: KnowledgeTransfer = field(default_factory=KnowledgeTransfer)
     transfer: EnsembleTransfer = field(default_factory=EnsembleTransfer)
     labels: SoftLabels = field(default_factory=SoftLabels)
     distillation: EnsembleDistillation = field(default_factory=EnsembleDistillation)
@@ -218,7 +222,7 @@ class MethodRecipe:
         norms: Any = self.norms
         optimizer = self.server.build()
         for what, asked in (("norms=per_capacity", norms != "shared"), ("rows", self.rows), ("server", optimizer)):
-            if asked and (made.server is not None or made.controls is not None or made.labels is not None):
+            if asked and any((made.server, made.controls, made.labels, made.knowledge)):
                 raise FedrolexError(f"method.{what} does not go with {self.name}")
         return replace(made, weighting=weighting, norms=norms, rows=self.rows, optimizer=optimizer)
 
@@ -245,6 +249,8 @@ class MethodRecipe:
                 return self._fjord(client, fleet, server)
             case "fedbe":
                 return fedbe(client, ensemble=self.ensemble, width=width, able_only=able, rounding=rounding)
+            case "fedgkt":
+                return fedgkt(client, transfer=self.knowledge)
             case "fedet":
                 return fedet(client, transfer=self.transfer, rounding=rounding)
             case "dsfl":

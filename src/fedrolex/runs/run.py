@@ -29,9 +29,11 @@ from fedrolex.engines.precision import use_tf32
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
+from fedrolex.methods.fedgkt import MAPS
 from fedrolex.models.represented import TOP
 from fedrolex.runs import checkpoint
 from fedrolex.runs.client_state import ClientStates
+from fedrolex.runs.knowledge import GroupTraining
 from fedrolex.runs.recipe import Recipe
 from fedrolex.runs.task_recipe import WordsRecipe
 from fedrolex.runs.training import Training, pick_device
@@ -58,15 +60,18 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
     task, fleet = _open(recipe, client.mask) if task is None else (task, recipe.fleet.build(recipe.seed))
     if task.clients != fleet.clients:
         raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}")
+    method = recipe.method.build(client, fleet, recipe.fleet.server, recipe.seed)
+    _given(method, task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(words(1, recipe.seed, "weights")[0] >> 1))
         try:
-            model = task.build(recipe.fleet.server)
+            model = _server_part(task) if method.knowledge is not None else task.build(recipe.fleet.server)
         except (RuntimeError, MemoryError) as error:
             raise FedrolexError(f"the model cannot be made: {one_line(error)}") from error
-    method = recipe.method.build(client, fleet, recipe.fleet.server, recipe.seed)
-    _given(method, task)
-    axes = trace(model, task.example().cpu(), whole=method.width == 1).freeze(*task.frozen)
+    example = task.example().cpu()
+    if method.knowledge is not None:
+        example = torch.zeros(2, MAPS, *example.shape[2:])
+    axes = trace(model, example, whole=method.width == 1 or method.knowledge is not None).freeze(*task.frozen)
     if method.server_model and not all(name in axes.tensors and whole_at_every_width(axes, name) for name in TOP):
         raise FedrolexError(f"{method.name} needs a layer of one shape at every width: set task.representation")
     model.to(device)
@@ -74,7 +79,8 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         raise FedrolexError(
             f"nobody in the fleet can hold width {recipe.method.width}: the largest is {recipe.fleet.capacities[0]}"
         )
-    training = Training(
+    kind = Training if method.knowledge is None else GroupTraining
+    training = kind(
         task.to(device),
         fleet,
         method,
@@ -97,13 +103,20 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
 def _given(method: Method, task: Task) -> None:
     """Refuse a method whose needs a task does not meet."""
     needs = method.needs
-    if (needs.public or needs.uploads) and not isinstance(task, Classification):
+    if (needs.public or needs.uploads or method.knowledge) and not isinstance(task, Classification):
         raise FedrolexError(f"{method.name} compares scores of classes: it needs a task of images, not {task.name}")
     if isinstance(task, Classification):
         if needs.public and not task.public:
             raise FedrolexError(f"{method.name} needs public examples: set task.public to a share, a set or a folder")
         if needs.validation and not task.validation:
             raise FedrolexError(f"{method.name} needs held-out examples to judge by: set task.validation to a share")
+
+
+def _server_part(task: Task) -> nn.Module:
+    """The server's network of FedGKT: the task's, for feature maps."""
+    if not isinstance(task, Classification) or task.build_for is None:
+        raise FedrolexError("fedgkt cuts a network for images in two: it needs a bundled task of images")
+    return task.build_for(MAPS)
 
 
 def whole_at_every_width(axes: Axes, name: str) -> bool:

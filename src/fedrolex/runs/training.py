@@ -87,6 +87,8 @@ class Training:
     @property
     def only_loop(self) -> str | None:
         """Why only ``loop`` can run the client work, or None where any engine can."""
+        if self.method.knowledge is not None:
+            return "clients train with the server's answers"
         if self.deadline is not None:
             return "only it can interrupt a client at its deadline"
         if self.method.client.widths:
