@@ -1,5 +1,10 @@
 """The one exception a user's mistake raises: its text is the whole message."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
 
 class FedrolexError(ValueError):
     """Something the user gave cannot be used.
@@ -10,3 +15,22 @@ class FedrolexError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+def check_numbers(section: str, settings: object, *, least: Mapping[str, float], positive: Sequence[str] = ()) -> None:
+    """Raise, in one line, unless numbers of a recipe's section are finite and large enough.
+
+    Args:
+        section: as the recipe names it.
+        settings: has the numbers as attributes.
+        least: the smallest that each may be.
+        positive: those that must be above 0.
+    """
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if not (value >= low and isfinite(value)):
+            raise FedrolexError(f"{section}.{name} is {value}: give a number of at least {low:g}")
+    for name in positive:
+        value = getattr(settings, name)
+        if not (value > 0 and isfinite(value)):
+            raise FedrolexError(f"{section}.{name} is {value}: give a number above 0")

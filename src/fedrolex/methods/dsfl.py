@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError
+from fedrolex.errors import FedrolexError, check_numbers
 from fedrolex.methods.method import Method
 from fedrolex.slicing.schemes import Static
 from fedrolex.slicing.windows import Rounding
@@ -49,10 +49,8 @@ class SoftLabels:
     def __post_init__(self) -> None:
         if self.reduce not in get_args(Reduction):
             raise FedrolexError(f"method.labels.reduce is {self.reduce!r}: use one of {', '.join(get_args(Reduction))}")
-        if not self.temperature > 0:
-            raise FedrolexError(f"method.labels.temperature is {self.temperature}: give a number above 0")
-        if self.examples < 2:
-            raise FedrolexError(f"method.labels.examples is {self.examples}: give at least 2")
+        least = {"examples": 2, "epochs": 0, "batch": 2}
+        check_numbers("method.labels", self, least=least, positive=("temperature", "lr"))
 
     def chosen(self, count: int, seed: int, round: int) -> Tensor:
         """Which of so many public examples are labelled in a round, int64, ascending."""

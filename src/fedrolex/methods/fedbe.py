@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError
+from fedrolex.errors import FedrolexError, check_numbers
 from fedrolex.methods.fedavg import fedavg
 from fedrolex.methods.method import Method
 from fedrolex.methods.server_round import AT_ONCE, Group, ServerRound
@@ -60,6 +60,9 @@ class BayesianEnsemble:
     average_every: int = 25
 
     def __post_init__(self) -> None:
+        least = {"samples": 0, "spread": 0, "epochs": 0, "batch": 2, "lr": 0, "momentum": 0, "weight_decay": 0,
+                 "average_from": 1, "average_every": 1}  # fmt: skip
+        check_numbers("method.ensemble", self, least=least, positive=("concentration", "sharpen"))
         if self.posterior not in get_args(Posterior):
             raise FedrolexError(f"method.posterior is {self.posterior!r}: use one of {', '.join(get_args(Posterior))}")
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.client import LocalTraining
+from fedrolex.errors import check_numbers
 from fedrolex.methods.method import Method
 from fedrolex.methods.server_round import Group, ServerRound, said
 from fedrolex.slicing.schemes import Static
@@ -40,6 +41,10 @@ class EnsembleDistillation:
     clip: float = 5.0
     judge_every: int = 25
     patience: int = 100
+
+    def __post_init__(self) -> None:
+        least = {"steps": 0, "batch": 2, "judge_every": 1, "patience": 1}
+        check_numbers("method.distillation", self, least=least, positive=("lr", "temperature", "clip"))
 
     def __call__(self, server: ServerRound) -> dict[Fraction | None, dict[str, Tensor]]:
         """Teach the average of every size; their new tensors."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from fedrolex.client import LocalTraining
+from fedrolex.errors import check_numbers
 from fedrolex.methods.method import Method
 from fedrolex.methods.server_round import ServerRound
 from fedrolex.models.represented import TOP
@@ -56,6 +57,10 @@ class EnsembleTransfer:
     batch: int = 64
     lr: float = 0.005
     momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        least = {"diversity": 0, "steps": 0, "batch": 2, "momentum": 0}
+        check_numbers("method.transfer", self, least=least, positive=("lr",))
 
     def __call__(self, server: ServerRound) -> dict[Fraction | None, dict[str, Tensor]]:
         """New tensors of the server's model (None) and of every size."""

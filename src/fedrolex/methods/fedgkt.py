@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, kl_div
 
 from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError
+from fedrolex.errors import check_numbers
 from fedrolex.methods.method import Method
 from fedrolex.optimizer import Memory, adam
 from fedrolex.slicing.schemes import Static
@@ -73,8 +73,8 @@ class KnowledgeTransfer:
     server_batch: int = 64
 
     def __post_init__(self) -> None:
-        if not (self.temperature > 0 and self.lr > 0):
-            raise FedrolexError("method.knowledge needs a temperature and a rate above 0")
+        least = {"alpha": 0, "server_alpha": 0, "weight_decay": 0, "server_epochs": 1, "server_batch": 2}
+        check_numbers("method.knowledge", self, least=least, positive=("temperature", "lr"))
 
     def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
         """T² · KL(teacher ‖ student) at temperature T, mean over examples."""

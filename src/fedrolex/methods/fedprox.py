@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from math import isfinite
 
 from fedrolex.client import LocalTraining
 from fedrolex.errors import FedrolexError
@@ -26,7 +27,7 @@ def fedprox(
     rounding: Rounding = "floor",
 ) -> Method:
     """FedAvg with a proximal term of strength μ that keeps stragglers; with 0 and none of those it is FedAvg."""
-    if not mu >= 0:
+    if not (mu >= 0 and isfinite(mu)):
         raise FedrolexError(f"method.mu is {mu}: give 0 or more")
     held_back = replace(client, proximal=mu)
     average = fedavg(held_back, width=width, able_only=able_only, rounding=rounding)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from fedrolex.client import LocalTraining, Slot, in_precision, masked
-from fedrolex.errors import FedrolexError
+from fedrolex.errors import FedrolexError, check_numbers
 from fedrolex.methods.method import Method
 from fedrolex.optimizer import Rate
 from fedrolex.slicing.schemes import Ordered
@@ -42,8 +42,7 @@ class OrderedDropout(LocalTraining):
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise FedrolexError(f"method.alpha is {self.alpha}: give a number between 0 and 1")
-        if not self.temperature > 0:
-            raise FedrolexError(f"method.temperature is {self.temperature}: give a number above 0")
+        check_numbers("method", self, least={}, positive=("temperature",))
 
     def step(
         self,

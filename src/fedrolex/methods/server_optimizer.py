@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedrolex.errors import FedrolexError
+from fedrolex.errors import FedrolexError, check_numbers
 
 Kind = Literal["sgd", "adam", "yogi"]
 
@@ -41,9 +40,7 @@ class ServerOptimizer:
     def __post_init__(self) -> None:
         if self.name not in get_args(Kind):
             raise FedrolexError(f"method.server.name is {self.name!r}: use none, {', '.join(get_args(Kind))}")
-        for name in ("lr", "floor"):
-            if not (getattr(self, name) > 0 and isfinite(getattr(self, name))):
-                raise FedrolexError(f"method.server.{name} is {getattr(self, name)}: give a number above 0")
+        check_numbers("method.server", self, least={}, positive=("lr", "floor"))
         for name in ("momentum", "second"):
             if not 0 <= getattr(self, name) < 1:
                 raise FedrolexError(f"method.server.{name} is {getattr(self, name)}: give 0 or more, below 1")
