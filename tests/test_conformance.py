@@ -36,6 +36,7 @@ METHODS = {
     "feddf": ["method=feddf", "method.distillation={steps: 4, judge_every: 4}"],
     "dsfl": ["method=dsfl", "method.labels={epochs: 1}"],
     "fedet": ["method=fedet", "method.transfer={steps: 4}"],
+    "fedselect": ["method=fedselect", "client.lr=0.02"],
     "fedadam": ["method=fedrolex", "method.server={name: adam, lr: 0.01}"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],
 }
@@ -88,7 +89,7 @@ def test_the_update_of_a_round_is_the_same(method: str, engine: str, device: str
     alike(wanted, changes(training(device, engine, METHODS[method])), 1e-3)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedselect"])  # there everyone differs
 def test_clients_of_one_size_are_really_stacked(method: str) -> None:
     """With as many examples each, nothing is left to the loop, and the updates are the same."""
     settings = [*METHODS[method], "task.partition=iid", "task.limit=400", "client.batch=16"]

@@ -645,14 +645,73 @@ def test_without_distillation_clients_train_by_themselves() -> None:
     assert not torch.equal(*(each["server's logits"] for each in found))
 
 
-def test_fedgkt_needs_images(tmp_path: Path) -> None:
+def wordy(tmp_path: Path) -> list[str]:
     file = tmp_path / "users.jsonl"
-    users = [{"user": f"u{i}", "sentences": ["a b c d", "b c d e f"] * 4} for i in range(8)]
+    users = [{"user": f"u{i}", "sentences": [f"a b c w{i}", f"b c d v{i} w{i}"] * 4} for i in range(8)]
     file.write_text("".join(json.dumps(user) + "\n" for user in users))
-    words = ["task=words", f"task.data={file}", "task.fewest=1", "fleet.clients=null", "fleet.cohort=2"]
+    return ["task=words", f"task.data={file}", "task.fewest=1", "fleet.clients=null", "fleet.cohort=2"]
+
+
+def test_fedgkt_needs_images(tmp_path: Path) -> None:
+    words = wordy(tmp_path)
     for method in ("fedgkt", "fedbe", "dsfl"):
         with pytest.raises(FedrolexError, match=f"{method} .*needs a task of images"):
             prepare(Recipe(device="cpu").with_settings([*words, f"method={method}"]))
+
+
+# --- Federated Select ---
+
+TWO = ["task.partition={name: labels, labels: 2}", "client.momentum=0"]
+
+
+def test_asking_for_everything_is_fedrolex() -> None:
+    one = states(small("method=fedrolex", *TWO))
+    other = states(small("method=fedselect", "method.keys=10", *TWO))
+    for name in one:
+        torch.testing.assert_close(other[name], one[name])
+
+
+def test_asking_for_ones_own_classes_is_masking_the_others() -> None:
+    """A softmax over the rows a client has is one in which the others are masked."""
+    one = states(small("method=fedrolex", "method.rows=true", "client.mask=neg_inf", *TWO))
+    other = states(small("method=fedselect", *TWO))
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], atol=1e-6, rtol=1e-4)
+
+
+def test_who_asks_for_less_receives_less() -> None:
+    whole, part = (small(f"method={name}", *TWO).run_round() for name in ("fedrolex", "fedselect"))
+    assert part["bytes_down"] < whole["bytes_down"]
+
+
+def test_clients_ask_for_their_words(tmp_path: Path) -> None:
+    made = prepare(Recipe(device="cpu").with_settings([*wordy(tmp_path), "method=fedselect", "task.dropout=0.0"]))
+    data = made.task.client(3)
+    keys = made.view.keys(3)
+    assert torch.equal(keys, torch.cat([torch.zeros(1, dtype=torch.int64), made.task.labels(data)]))
+    seen = made.view.client(3)
+    assert torch.equal(keys[seen.x], data.x)
+    assert torch.equal(keys[seen.y], data.y)
+    before = {name: tensor.clone() for name, tensor in made.state.items()}
+    made.run_round()
+    (rows,) = (name for name, tensor in made.state.items() if "embed" in name and tensor.shape[0] == made.task.classes)
+    moved = (made.state[rows] != before[rows]).flatten(1).any(1).nonzero().flatten()
+    asked = torch.cat([made.view.keys(member.client) for member in made.fleet.members(0)]).unique()
+    assert set(moved.tolist()) <= set(asked.tolist())
+    assert len(moved) > 3
+
+
+def test_so_many_keys_and_no_more(tmp_path: Path) -> None:
+    """The most frequent of its own; what is not among them is not predicted. Few own words are filled up."""
+    words = [*wordy(tmp_path), "method=fedselect", "task.dropout=0.0"]
+    few = prepare(Recipe(device="cpu").with_settings([*words, "method.keys=4"]))
+    assert len(few.view.keys(0)) == 4
+    data, seen = few.task.client(0), few.view.client(0)
+    held = torch.isin(data.y, few.view.keys(0))
+    assert torch.equal(seen.y == 0, (data.y == 0) | ~held)
+    assert few.run_round()["dropped"] == {}
+    many = prepare(Recipe(device="cpu").with_settings([*words, "method.keys=20"]))
+    assert {len(many.view.keys(client)) for client in range(4)} == {20}
 
 
 # --- every method: trains, resumes bit for bit, is refused early ---
@@ -665,6 +724,7 @@ METHODS = {
     "fedbe": ["method=fedbe", "method.ensemble={epochs: 4, average_from: 3, average_every: 1}"],
     "dsfl": ["method=dsfl", "method.labels={epochs: 2}"],
     "fedet": ["method=fedet", "method.transfer={steps: 10}"],
+    "fedselect": ["method=fedselect", "task.partition={name: labels, labels: 2}"],
     "fedgkt": ["method=fedgkt", "method.knowledge={server_epochs: 1}"],
     "feddf": ["method=feddf", "method.distillation={steps: 10, judge_every: 5}"],
     "fedrolex, adam": ["method=fedrolex", "method.server={name: adam, lr: 0.01, momentum: 0.9}"],
@@ -733,6 +793,9 @@ def test_scaffold_sends_twice_as_much() -> None:
         (["method=feddf", "method.distillation={temperature: -1}"], "give a number above 0"),
         (["method=fedet", "method.transfer={lr: .nan}"], "method.transfer.lr is nan: give a number above 0"),
         (["method=fedgkt", "method.knowledge={server_epochs: 0}"], "give a number of at least 1"),
+        (["method=fedselect", "client.mask=zero"], "needs client.mask none"),
+        (["method=fedselect", "method.rows=true"], "does not go with fedselect"),
+        (["method=fedselect", "method.keys=1"], "give at least 2"),
         (["method=fedet", "task.public=0"], "fedet needs public examples"),
         (["method=fjord", 'method.widths=["1/4", "1"]'], "method.widths has no 1/2"),
         (["method=fjord", "method.alpha=2"], "between 0 and 1"),

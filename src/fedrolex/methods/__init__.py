@@ -9,6 +9,7 @@ from fedrolex.methods.fedet import fedet
 from fedrolex.methods.fedgkt import fedgkt
 from fedrolex.methods.fedprox import fedprox
 from fedrolex.methods.fedrolex import fedrolex
+from fedrolex.methods.fedselect import fedselect
 from fedrolex.methods.fjord import fjord
 from fedrolex.methods.heterofl import heterofl
 from fedrolex.methods.method import Method
@@ -18,5 +19,5 @@ from fedrolex.methods.server_optimizer import ServerOptimizer
 
 __all__ = [
     "Method", "Needs", "ServerOptimizer", "dsfl", "fed_dropout", "fedavg", "fedbe", "feddf", "fedet", "fedgkt",
-    "fedprox", "fedrolex", "fjord", "heterofl", "scaffold",
+    "fedprox", "fedrolex", "fedselect", "fjord", "heterofl", "scaffold",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from fedrolex.slicing.schemes import Scheme
 if TYPE_CHECKING:
     from fedrolex.methods.dsfl import SoftLabels
     from fedrolex.methods.fedgkt import KnowledgeTransfer
+    from fedrolex.methods.fedselect import OwnKeys
     from fedrolex.methods.scaffold import Controls
 
 Server = Callable[[ServerRound], Mapping[Fraction | None, dict[str, Tensor]]]
@@ -48,6 +49,7 @@ class Method:
         optimizer: of the server; None takes the average as it is.
         controls: SCAFFOLD's control variates.
         labels: DS-FL's: nothing is averaged, clients label public examples.
+        keys: Federated Select's: clients ask for rows of the output layer, or of the embedding.
         knowledge: FedGKT's: clients train the first layers only, the server the rest.
         server: what the server does after averaging.
     """
@@ -68,6 +70,7 @@ class Method:
     controls: Controls | None = None
     labels: SoftLabels | None = None
     knowledge: KnowledgeTransfer | None = None
+    keys: OwnKeys | None = None
     server: Server | None = None
 
     @property

@@ -14,6 +14,7 @@ class Needs:
         validation: a few examples with labels at the server.
         client_state: what every client keeps from round to round.
         uploads: every client's answer by itself, which secure aggregation would hide.
+        keys: clients say which rows they want, which tells something about their data.
         one_size: everyone trains a model of the same width.
         larger_server: the server's model may be larger than every client's.
     """
@@ -22,13 +23,14 @@ class Needs:
     validation: bool = False
     client_state: bool = False
     uploads: bool = False
+    keys: bool = False
     one_size: bool = False
     larger_server: bool = False
 
     @property
     def secure_aggregation(self) -> bool:
         """Whether sums of what clients send are all the server needs."""
-        return not self.uploads
+        return not (self.uploads or self.keys)
 
 
 TABLE: dict[str, Needs] = {
@@ -41,6 +43,7 @@ TABLE: dict[str, Needs] = {
     "fedet": Needs(public=True, uploads=True, larger_server=True),
     "dsfl": Needs(public=True, client_state=True, larger_server=True),
     "fed_dropout": Needs(larger_server=True),
+    "fedselect": Needs(keys=True, larger_server=True),
     "heterofl": Needs(),
     "fjord": Needs(),
     "fedrolex": Needs(larger_server=True),

@@ -155,7 +155,7 @@ class PreResNet(nn.Module):
                 before = streams[stage]
             self.stages.append(nn.Sequential(*layers))
         self.scale, self.norm = _scaler(plan, *before), _norm(plan, before[0])
-        self.head = nn.Linear(before[0], plan.classes)
+        self.head = nn.Linear(before[0], sizes.get("head", plan.classes))
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class WordTransformer(nn.Module):
         stream: width of the residual stream.
         inner: width of the feed-forward parts.
         dropout: probability.
-        sizes: axis name to width, for sub-models: ``stream``, ``inner0``, ``qk0``, ``v0``, …
+        sizes: axis name to width, for sub-models: ``vocabulary``, ``stream``, ``inner0``, ``qk0``, …
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class WordTransformer(nn.Module):
             "stream": stream, "inner": inner, "dropout": dropout,
         }  # fmt: skip
         sizes = sizes or {}
-        stream = sizes.get("stream", stream)
+        vocabulary, stream = sizes.get("vocabulary", vocabulary), sizes.get("stream", stream)
         self.stream = stream
         self.embedding = nn.Embedding(vocabulary, stream)
         nn.init.normal_(self.embedding.weight, std=stream**-0.5)

@@ -25,6 +25,7 @@ from fedrolex.methods import (
     fedgkt,
     fedprox,
     fedrolex,
+    fedselect,
     fjord,
     heterofl,
     scaffold,
@@ -166,6 +167,7 @@ class MethodRecipe:
         widths, distil, alpha, temperature: fjord's: the widths batches are trained at (null is the fleet's capacities),
             and whether and how narrow ones learn from the client's widest; see :mod:`fedrolex.methods.fjord`.
         ensemble: fedbe's; see :class:`fedrolex.methods.fedbe.BayesianEnsemble`.
+        keys: fedselect's: how many words or classes a client asks for; null is all that it has.
         knowledge: fedgkt's; see :class:`fedrolex.methods.fedgkt.KnowledgeTransfer`.
         transfer: fedet's; see :class:`fedrolex.methods.fedet.EnsembleTransfer`.
         labels: dsfl's; see :class:`fedrolex.methods.dsfl.SoftLabels`.
@@ -192,6 +194,7 @@ class MethodRecipe:
     alpha: float = 1.0
     temperature: float = 1.0
     ensemble: BayesianEnsemble = field(default_factory=BayesianEnsemble)
+    keys: int | None = None
     knowledge: KnowledgeTransfer = field(default_factory=KnowledgeTransfer)
     transfer: EnsembleTransfer = field(default_factory=EnsembleTransfer)
     labels: SoftLabels = field(default_factory=SoftLabels)
@@ -222,7 +225,8 @@ class MethodRecipe:
         norms: Any = self.norms
         optimizer = self.server.build()
         for what, asked in (("norms=per_capacity", norms != "shared"), ("rows", self.rows), ("server", optimizer)):
-            if asked and any((made.server, made.controls, made.labels, made.knowledge)):
+            rows = what == "rows" and made.keys is not None
+            if asked and (rows or any((made.server, made.controls, made.labels, made.knowledge))):
                 raise FedrolexError(f"method.{what} does not go with {self.name}")
         return replace(made, weighting=weighting, norms=norms, rows=self.rows, optimizer=optimizer)
 
@@ -249,6 +253,8 @@ class MethodRecipe:
                 return self._fjord(client, fleet, server)
             case "fedbe":
                 return fedbe(client, ensemble=self.ensemble, width=width, able_only=able, rounding=rounding)
+            case "fedselect":
+                return fedselect(client, count=self.keys, overlap=self.overlap, rounding=rounding)
             case "fedgkt":
                 return fedgkt(client, transfer=self.knowledge)
             case "fedet":

@@ -19,6 +19,7 @@ from fedrolex.engines import Engine, Job, RoundPlan
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
+from fedrolex.methods.fedselect import Selected
 from fedrolex.methods.server_round import Group, ServerRound
 from fedrolex.runs.apart import Apart
 from fedrolex.runs.client_state import ClientStates
@@ -28,6 +29,7 @@ from fedrolex.runs.labelling import LabelBook
 from fedrolex.runs.measure import Measure
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
+from fedrolex.slicing.schemes import Select
 from fedrolex.slicing.windows import WHOLE, Window
 from fedrolex.streams import words
 from fedrolex.tasks import Classification, Task
@@ -83,6 +85,20 @@ class Training:
         self._coming: dict[int, list[Job]] = {}
         self._scratches: dict[Fraction, nn.Module] = {}
         self.label_axis = self._find_label_axis() if self.method.rows else None
+        self._view: Selected | None = None
+        if self.method.keys is not None:
+            axis = self._find_label_axis()
+            asked = Select(keys=lambda _, client: {axis: self.view.keys(client).tolist()}, base=self.method.scheme)
+            self.method = replace(self.method, scheme=asked)
+
+    @property
+    def view(self) -> Any:
+        """The task as clients see it: where they ask for rows, by their keys."""
+        if self.method.keys is None:
+            return self.task
+        if self._view is None or self._view.task is not self.task:
+            self._view = Selected(self.task, self.method.keys)
+        return self._view
 
     @property
     def only_loop(self) -> str | None:
@@ -131,7 +147,8 @@ class Training:
         size = self.task.classes
         found = [a.name for a in self.axes.axes.values() if a.kind in ("outputs", "rows") and a.size == size]
         if len(found) != 1:
-            raise FedrolexError(f"method.rows needs one axis for the {size} classes; the model has {len(found)}")
+            what = "fedselect" if self.method.keys is not None else "method.rows"
+            raise FedrolexError(f"{what} needs one axis for the {size} classes; the model has {len(found)}")
         return found[0]
 
     def run_round(self) -> dict[str, Any]:
@@ -253,7 +270,7 @@ class Training:
             self.seed,
             self.axes,
             self.apart.shared(self.state),
-            self.task,
+            self.view,
             self.method.client,
             jobs,
             self.deadline,
