@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, FedrolexError, Recipe
@@ -122,6 +122,22 @@ def test_one_step_makes_both_options_one() -> None:
     assert iterates(one, 5) == pytest.approx(iterates(other, 5), abs=1e-12)
 
 
+def test_clients_that_never_take_part_do_not_count_in_scaffolds_mean() -> None:
+    """With a single client that can hold the model, its variate is the server's: plain descent."""
+    fleet = ['fleet.capacities=["1", "1/2"]', "fleet.clients=2", "fleet.cohort=2", "method.width=1",
+             "method.able_only=true", "client.momentum=0"]  # fmt: skip
+    one, other = (states(small(f"method={name}", *fleet), 3) for name in ("fedavg", "scaffold"))
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], atol=1e-5, rtol=1e-4)
+
+
+def test_variates_that_are_not_finite_end_the_run() -> None:
+    made = small("method=scaffold", "client.momentum=0", "client.milestones=[1]", "client.decay=1.0e-300")
+    made.run_round()
+    with pytest.raises(FedrolexError, match="@control is no longer finite"):
+        made.run_round()
+
+
 def test_scaffold_with_one_client_is_plain_descent() -> None:
     plain, corrected = (parabolas(f"method={name}", clients=1, cohort=1) for name in ("fedavg", "scaffold"))
     assert iterates(corrected, 4) == pytest.approx(iterates(plain, 4), abs=1e-12)
@@ -167,7 +183,8 @@ def test_fedprox_without_a_pull_is_fedavg() -> None:
 
 
 def test_scaffold_with_variates_frozen_at_zero_is_fedavg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlBook, "settle", lambda self, round, state: {})
+    monkeypatch.setattr(ControlBook, "settle", lambda self, state: {})
+    monkeypatch.setattr(ControlBook, "keep", lambda self, round: None)
     scaffold = small("method=scaffold", "method.denominator=momentum")
     one, other = states(small("method=fedavg")), states(scaffold)
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -412,6 +429,19 @@ def test_what_is_learned_from_oneself_is_nothing() -> None:
     assert float(gradient.abs().max()) < 1e-7
 
 
+def test_a_batch_at_the_whole_width_counts_as_the_others_do() -> None:
+    """CE + (1 − α) CE + α · 0: with α = 0 a step twice as long."""
+    made = small("method=fjord", "method.alpha=0", "client.momentum=0")
+    plain = small("method=fjord", "client.momentum=0")
+    x, y = made.task.inputs(made.task.client(0).x[:8]), made.task.client(0).y[:8]
+    slots = [Slot(one.axes.cut(one.model, WHOLE)) for one in (made, plain)]
+    for one, slot, rate in zip((made, plain), slots, (0.1, 0.2), strict=True):
+        one.method.client.start(slot)
+        one.method.client.step(slot, x, y, one.task.loss, rate)
+    for twice, longer in zip(slots[0].parameters, slots[1].parameters, strict=True):
+        torch.testing.assert_close(twice, longer)
+
+
 def test_ordered_dropout_finds_the_singular_vectors_in_order() -> None:
     """Two linear layers and all ranks alike: every truncation becomes the best approximation of its rank."""
     wanted = torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]))
@@ -514,6 +544,18 @@ def test_dsfl_sends_labels_and_no_models() -> None:
     assert one["bytes_up"] == one["bytes_down"] == 4 * count * (10 * 4 + 16)
     wide = small("method=dsfl", "task.public=0.2", "task.width=16").run_round()
     assert wide["bytes_up"] == one["bytes_up"]
+
+
+def test_clients_of_dsfl_begin_with_given_weights(tmp_path: Path) -> None:
+    given = {name: torch.full_like(tensor, 0.5) for name, tensor in small("method=heterofl").state.items()}
+    save_file(given, tmp_path / "w.safetensors")
+    made = small("method=dsfl", f"weights={tmp_path / 'w.safetensors'}")
+    assert all(float(tensor.max()) == 0.5 for job in made._plan().jobs for tensor in job.own.values())
+
+
+def test_a_power_of_almost_nothing_is_finite() -> None:
+    sharp = SoftLabels(reduce="power", temperature=1e-3).together([torch.tensor([[0.6, 0.4, 0.0]])])
+    torch.testing.assert_close(sharp, torch.tensor([[1.0, 0.0, 0.0]]))
 
 
 def test_clients_of_dsfl_go_on_with_their_own_models() -> None:
@@ -645,6 +687,16 @@ def test_without_distillation_clients_train_by_themselves() -> None:
     assert not torch.equal(*(each["server's logits"] for each in found))
 
 
+def test_fedgkt_takes_a_wider_server_small_batches_and_drops_stragglers() -> None:
+    sizes = [sum(p.numel() for p in small("method=fedgkt", f"fleet.server={n}").model.parameters()) for n in (1, 2)]
+    assert sizes[1] > 2 * sizes[0]
+    made = small("method=fedgkt", "client.batch=1", "fleet.stragglers=0.5", "method.knowledge={server_epochs: 1}")
+    row = made.run_round()
+    late = [str(member.client) for member in made.fleet.members(0) if member.part < 1]
+    assert row["dropped"] == dict.fromkeys(late, "did not finish in time")
+    assert row["clients"] == 4 - len(late)
+
+
 def wordy(tmp_path: Path) -> list[str]:
     file = tmp_path / "users.jsonl"
     users = [{"user": f"u{i}", "sentences": [f"a b c w{i}", f"b c d v{i} w{i}"] * 4} for i in range(8)]
@@ -754,6 +806,30 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(method: str, tmp_pat
     assert json.dumps(timeless(whole)) == json.dumps(timeless(broken))
 
 
+@pytest.mark.parametrize("method", ["scaffold", "dsfl", "fedgkt"])
+def test_a_round_that_fails_at_its_end_is_made_again(method: str, tmp_path: Path) -> None:
+    """Clients' states had already changed: the last checkpoint stands."""
+    recipe = Recipe(device="cpu").with_settings(
+        [*SMALL, *METHODS[method], "rounds=5", "checkpoint_every=2", "evaluate_every=1"]
+    )
+    whole, broken = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "broken", recipe)
+    whole.go(prepare(recipe))
+    training = prepare(recipe)
+    evaluate = training.evaluate
+
+    def fail() -> dict[str, Any]:
+        if training.round == 4:
+            raise FedrolexError("out of luck")
+        return evaluate()
+
+    training.evaluate = fail  # type: ignore[method-assign]
+    with pytest.raises(FedrolexError, match="out of luck"):
+        broken.go(training)
+    broken.go(prepare(recipe))
+    one, other = load_file(whole.checkpoint), load_file(broken.checkpoint)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_a_ctrl_c_keeps_the_clients_states(tmp_path: Path) -> None:
     recipe = Recipe(device="cpu").with_settings([*SMALL, *METHODS["scaffold"], "rounds=4", "checkpoint_every=4"])
     whole, broken = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "broken", recipe)
@@ -793,6 +869,12 @@ def test_scaffold_sends_twice_as_much() -> None:
         (["method=feddf", "method.distillation={temperature: -1}"], "give a number above 0"),
         (["method=fedet", "method.transfer={lr: .nan}"], "method.transfer.lr is nan: give a number above 0"),
         (["method=fedgkt", "method.knowledge={server_epochs: 0}"], "give a number of at least 1"),
+        (["method=dsfl", "fleet.redrawn=true"], "dsfl clients keep their models"),
+        (["method=fedgkt", "deadline=1"], "cannot interrupt clients"),
+        (["method=feddf", "fleet.server=2"], "nodes that nobody trains"),
+        (["method=fjord", "fleet.server=2"], "nodes that nobody trains"),
+        (["method=fjord", "method.norms=per_capacity"], "does not go with fjord"),
+        (["method=scaffold", "client.momentum=1"], "client.momentum is 1.0: give 0 or more, below 1"),
         (["method=fedselect", "client.mask=zero"], "needs client.mask none"),
         (["method=fedselect", "method.rows=true"], "does not go with fedselect"),
         (["method=fedselect", "method.keys=1"], "give at least 2"),

@@ -122,6 +122,8 @@ class LocalTraining:
                 raise FedrolexError(f"client.{name} is {value}: give a number above 0")
         if not all(isfinite(each) for each in (self.momentum, self.weight_decay, self.proximal)):
             raise FedrolexError("client.momentum, client.weight_decay and method.mu must be finite")
+        if self.momentum >= 1:
+            raise FedrolexError(f"client.momentum is {self.momentum}: give 0 or more, below 1")
         if any(milestone < 0 for milestone in self.milestones):
             raise FedrolexError(f"client.milestones is {list(self.milestones)}: give rounds, 0 or more")
         if self.optimizer not in get_args(Optimizer):

@@ -116,6 +116,12 @@ class Fleet:
             return chance == 1 or int(words(1, self.seed, "availability", round, client)[0]) < int(chance * 2**64)
         return client in self.availability[round % len(self.availability)]
 
+    def able(self, width: Fraction) -> int:
+        """How many clients can ever hold this width."""
+        if self.redrawn:
+            return self.clients if max(self.levels) >= width else 0
+        return sum(self.capacity(client) >= width for client in range(self.clients))
+
     def part(self, client: int, round: int) -> float:
         """How much of its work a client manages in a round."""
         if not self.stragglers:

@@ -62,8 +62,7 @@ class SoftLabels:
         if self.reduce == "era":
             return (mean / self.temperature).softmax(1)
         if self.reduce == "power":
-            sharp = mean ** (1 / self.temperature)
-            return sharp / sharp.sum(1, keepdim=True)
+            return (mean.clamp(min=1e-30).log() / self.temperature).softmax(1)
         return mean
 
     def learn(self, module: nn.Module, inputs: Tensor, labels: Tensor, *key: object) -> None:

@@ -110,10 +110,10 @@ class KnowledgeTransfer:
 
 
 def batches(count: int, size: int, epochs: int, device: torch.device, *key: object) -> Iterator[Tensor]:
-    """Rows of every batch, epoch after epoch; a batch of one is left out, which norms cannot take."""
+    """Rows of every batch, epoch after epoch; a last batch of one is left out, which norms may not take."""
     for epoch in range(epochs):
         order = torch.from_numpy(shuffle(count, 0, "gkt", *key, epoch)).to(device)
-        yield from (rows for rows in order.split(size) if len(rows) > 1 or count == 1)
+        yield from (rows for rows in order.split(size) if len(rows) > 1 or 1 in (size, count))
 
 
 def fedgkt(client: LocalTraining, *, transfer: KnowledgeTransfer | None = None) -> Method:

@@ -55,8 +55,9 @@ class OrderedDropout(LocalTraining):
     ) -> Tensor:
         """One batch at ``slot.drawn``, the width drawn for it; None is the whole sub-model."""
         narrow = slot.drawn
-        if narrow is None:
-            return super().step(slot, x, y, loss, rate, held)
+        if narrow is None:  # nothing to learn from itself; what it would learn from labels counts
+            often = 2 - self.alpha if self.distil else 1.0
+            return super().step(slot, x, y, lambda said, y: often * loss(said, y), rate, held) / often
         gradients = [torch.zeros_like(p) for p in slot.parameters]
         narrow.load(slot.parameters)
         low = in_precision(narrow.module, x, slot.precision)

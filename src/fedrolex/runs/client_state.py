@@ -41,6 +41,7 @@ class ClientStates:
         self.in_memory = in_memory
         self._near: OrderedDict[int, tuple[int, State]] = OrderedDict()
         self._unsaved: set[int] = set()
+        self._latest = -1
 
     def get(self, client: int) -> State | None:
         """A copy of a client's newest state, or None if it has none yet."""
@@ -56,14 +57,15 @@ class ClientStates:
         """A client's state after a round; the tensors are copied."""
         self._keep(client, round, {name: tensor.detach().cpu().clone() for name, tensor in state.items()})
         self._unsaved.add(client)
+        self._latest = round
 
     def has(self, client: int) -> bool:
         """Whether a client has a state."""
         return client in self._near or bool(self._versions(client))
 
     def newer(self, round: int) -> bool:
-        """Whether a state at hand was written in this round or later."""
-        return any(written >= round for written, _ in self._near.values())
+        """Whether a state was written in this round or later."""
+        return self._latest >= round
 
     def save(self, round: int) -> None:
         """Write what is only in memory: all that is current now belongs to the checkpoint of ``round``."""
@@ -76,6 +78,7 @@ class ClientStates:
         """Go back to the checkpoint of ``round``: forget what was written in it and later."""
         self._near.clear()
         self._unsaved.clear()
+        self._latest = round - 1
         for path in self.folder.glob("*/*.safetensors"):
             if int(path.stem.split("-")[1]) >= round:
                 path.unlink()

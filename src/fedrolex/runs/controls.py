@@ -24,7 +24,7 @@ class ControlBook:
         controls: the method's rules.
         axes: of the server's model.
         names: of the trainable parameters.
-        clients: how many there are in all.
+        clients: how many can ever take part.
         states: what clients keep.
     """
 
@@ -66,8 +66,11 @@ class ControlBook:
             self.axes.region(name, job.window).add(self._change[name], change, 1.0)
         self._renewed[job.client] = {name: tensor.cpu() for name, tensor in new.items()}
 
-    def settle(self, round: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The round counts: clients keep what they found, the server's c moves by their changes over all clients."""
+    def keep(self, round: int) -> None:
+        """The round counts: clients keep what they found."""
         for client, own in self._renewed.items():
             self.states.put(client, round, own)
+
+    def settle(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The server's c, moved by the clients' changes over all clients."""
         return {f"{n}@{SUFFIX}": state[f"{n}@{SUFFIX}"] + change / self.clients for n, change in self._change.items()}

@@ -50,6 +50,9 @@ class GroupTraining(Training):
         losses, failures, sent, new = [], {}, [], {}
         members = self.fleet.members(self.round)
         for member in members:
+            if member.part < 1:
+                failures[str(member.client)] = "did not finish in time"
+                continue
             own, loss, maps, logits = self._train_edge(member.client)
             if isfinite(loss) and all(bool(t.isfinite().all()) for t in (maps, logits)):
                 losses.append(loss)

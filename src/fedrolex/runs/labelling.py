@@ -86,14 +86,17 @@ class LabelBook:
         self._trained[upload.job.client] = {name: tensor.cpu().clone() for name, tensor in mine.items()}
 
     def settle(self, round: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The round counts: make the labels, teach the server's model; its new tensors, with the labels."""
-        for client, own in self._trained.items():
-            self.states.put(client, round, own)
+        """Make the labels, teach the server's model; its new tensors, with the labels."""
         labels = self.labels.together(self._said)
         self.axes.load(self.model, {name: tensor for name, tensor in state.items() if "@" not in name})
         self.labels.learn(self.model, self.public[self._ids], labels, self.seed, round, "server")
         new = {name: tensor.clone() for name, tensor in self.axes.state(self.model, WHOLE).items()}
         return {**state, **new, IDS: self._ids, SOFT: labels}
+
+    def keep(self, round: int) -> None:
+        """The round counts: clients keep their models."""
+        for client, own in self._trained.items():
+            self.states.put(client, round, own)
 
     def _module(self, job: Job) -> nn.Module:
         key = (job.capacity, job.window)

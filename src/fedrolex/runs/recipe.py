@@ -226,7 +226,8 @@ class MethodRecipe:
         optimizer = self.server.build()
         for what, asked in (("norms=per_capacity", norms != "shared"), ("rows", self.rows), ("server", optimizer)):
             rows = what == "rows" and made.keys is not None
-            if asked and (rows or any((made.server, made.controls, made.labels, made.knowledge))):
+            apart = what.startswith("norms") and made.client.widths
+            if asked and (rows or apart or any((made.server, made.controls, made.labels, made.knowledge))):
                 raise FedrolexError(f"method.{what} does not go with {self.name}")
         return replace(made, weighting=weighting, norms=norms, rows=self.rows, optimizer=optimizer)
 

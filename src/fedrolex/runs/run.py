@@ -62,10 +62,15 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}")
     method = recipe.method.build(client, fleet, recipe.fleet.server, recipe.seed)
     _given(method, task)
+    _allowed(recipe, method, fleet)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(words(1, recipe.seed, "weights")[0] >> 1))
         try:
-            model = _server_part(task) if method.knowledge is not None else task.build(recipe.fleet.server)
+            model = (
+                _server_part(task, recipe.fleet.server)
+                if method.knowledge is not None
+                else task.build(recipe.fleet.server)
+            )
         except (RuntimeError, MemoryError) as error:
             raise FedrolexError(f"the model cannot be made: {one_line(error)}") from error
     example = task.example().cpu()
@@ -112,16 +117,34 @@ def _given(method: Method, task: Task) -> None:
             raise FedrolexError(f"{method.name} needs held-out examples to judge by: set task.validation to a share")
 
 
-def _server_part(task: Task) -> nn.Module:
+def _server_part(task: Task, scale: int) -> nn.Module:
     """The server's network of FedGKT: the task's, for feature maps."""
     if not isinstance(task, Classification) or task.build_for is None:
         raise FedrolexError("fedgkt cuts a network for images in two: it needs a bundled task of images")
-    return task.build_for(MAPS)
+    return task.build_for(MAPS, scale)
 
 
 def whole_at_every_width(axes: Axes, name: str) -> bool:
     """Whether no capacity cuts a tensor."""
     return not any(axes.axes[axis].kind == "width" for dim in axes.tensors[name].dims for axis in refs(dim))
+
+
+def _allowed(recipe: Recipe, method: Method, fleet: Fleet) -> None:
+    """Refuse what a method does not go together with."""
+    if recipe.fleet.redrawn and method.labels is not None:
+        raise FedrolexError(f"{method.name} clients keep their models: capacities cannot be redrawn every round")
+    if recipe.deadline is not None and method.knowledge is not None:
+        raise FedrolexError(f"{method.name} cannot interrupt clients: leave deadline at null")
+    if method.width is None and not method.needs.larger_server and max(fleet.levels) < 1:
+        raise FedrolexError(
+            f"with {method.name} a server larger than every client has nodes that nobody trains: leave fleet.server "
+            "at 1 and let the largest capacity be 1, or use fedrolex"
+        )
+
+
+def _ahead(training: Training) -> bool:
+    """Whether clients' states are of a round that was not finished: the last checkpoint stands, the rest is redone."""
+    return training.states is not None and training.states.newer(training.round)
 
 
 def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engine:
@@ -246,7 +269,7 @@ class Run:
                         row = self._round(recipe, training)
                     except FedrolexError:  # a model that is no longer finite: what came before is good
                         training.state, training.round = done
-                        if training.round:
+                        if training.round and not _ahead(training):
                             self.save(recipe, data, training)
                         raise
                     log.write(json.dumps(row, allow_nan=False) + "\n")
@@ -260,7 +283,7 @@ class Run:
                         progress(row)
         except KeyboardInterrupt:
             training.state, training.round = done
-            if training.states is None or not training.states.newer(training.round):  # else made again by resume
+            if not _ahead(training):
                 self.save(recipe, data, training)
             raise
         except OSError as error:
@@ -306,6 +329,8 @@ class Run:
             except ValueError:
                 raise FedrolexError(f"{path} is damaged: it does not say which engine this run chose") from None
         else:
+            if training.only_loop is not None:
+                engine.use(Choice("loop", why=training.only_loop))
             choice = engine.choice or engine.choose(training._plan())
             _replace(path, json.dumps(choice.encode(), indent=1) + "\n")
             print(f"engine: {choice} ({choice.why})", file=sys.stderr)

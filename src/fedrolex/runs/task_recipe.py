@@ -205,7 +205,7 @@ class ImagesRecipe:
         return Classification(
             name=self.data,
             build=lambda scale: self._made(shape, scale),
-            build_for=lambda channels: self._made((classes, channels, shape[2])),
+            build_for=lambda channels, scale: self._made((classes, channels, shape[2]), scale),
             train=train,
             test=test,
             parts=parts,

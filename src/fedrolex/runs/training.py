@@ -139,7 +139,8 @@ class Training:
                 self.method.labels, self.axes, twin, inputs, classes, self.seed, states, self._first
             )
         if self.method.controls is not None and states is not None:
-            count = self.fleet.clients
+            able = self.method.width if self.method.able_only else None
+            count = self.fleet.clients if able is None else self.fleet.able(able)
             self.controls = ControlBook(self.method.controls, self.axes, self.trainable, count, states)
 
     def _find_label_axis(self) -> str:
@@ -184,6 +185,7 @@ class Training:
             else:
                 new, metrics["drift"] = self.labelling.settle(self.round, self.state), {}
                 self._check_finite(new)
+                self.labelling.keep(self.round)
         else:
             new = self.state
         metrics["seconds"] = time.perf_counter() - began
@@ -196,10 +198,12 @@ class Training:
             new = self.method.optimizer.step(self.state, new, self.trainable)
         if self.method.server is not None:
             self._distil(new, intake)
-        if self.method.optimizer is not None or self.method.server is not None:
+        if self.controls is not None:
+            new |= self.controls.settle(new)
+        if self.method.optimizer is not None or self.method.server is not None or self.controls is not None:
             self._check_finite(new)
         if self.controls is not None:
-            new |= self.controls.settle(self.round, new)
+            self.controls.keep(self.round)
         return new
 
     def _check_finite(self, new: Mapping[str, Tensor]) -> None:
@@ -357,6 +361,8 @@ class Training:
                 raise FedrolexError(f"there is no tensor {name!r}: the weights do not fit this model")
             self.axes.fits(name.partition("@")[0], found, WHOLE)
             tensor.copy_(found)
+        for name, first in self._first.items():
+            first.copy_(self.state[name])
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
         """Go on from a checkpoint."""

@@ -37,7 +37,8 @@ class Classification(Task):
         rare: classes that belong to the small devices.
         mask: how absent classes are treated where local accuracy is measured with them masked.
         classes: how many there are; by default one more than the largest target.
-        build_for: makes the model for so many input channels instead of the images'; for feature maps (FedGKT).
+        build_for: makes the model for so many input channels instead of the images', and so many times as wide, for
+            feature maps (FedGKT).
     """
 
     name: str
@@ -54,7 +55,7 @@ class Classification(Task):
     rare: Sequence[int] = ()
     mask: Mask = "neg_inf"
     classes: int = 0
-    build_for: Callable[[int], nn.Module] | None = None
+    build_for: Callable[[int, int], nn.Module] | None = None
 
     def __post_init__(self) -> None:
         if not self.classes:
