@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex import Axes, Hints, Random, RandomMiswired, Rolling, Scheme, Static, coverage, spread, trace
-from fedrolex.models import PreResNet, WordTransformer, preresnet18, preresnet34
+from fedrolex.models import LeNet, PreResNet, WordTransformer, preresnet18, preresnet34
 from fedrolex.slicing import WHOLE
 
 CAPACITIES = ("1", "1/2", "1/4", "1/8", "1/16")
@@ -178,3 +178,12 @@ def test_spread_offsets_train_nearly_all_of_them() -> None:
 def test_without_hints_the_derived_names_are_those_of_the_tensors() -> None:
     axes = trace(preresnet18(), torch.randn(2, 3, 32, 32), Hints())
     assert [a.name for a in axes.cut_axes][:3] == ["stem", "stages.0.0.conv1", "stages.0.1.conv1"]
+
+
+def test_lenet_has_its_published_size_and_can_be_cut() -> None:
+    model = LeNet()
+    assert sum(p.numel() for p in model.parameters()) == 62_006
+    axes = trace(model, model.slicing_example())
+    half = axes.cut(model, Static().window(axes, round=0, capacity="1/2"))
+    assert half(model.slicing_example()).shape == (2, 10)
+    assert {axis.size for axis in axes.cut_axes} == {6, 16, 120, 84}

@@ -18,7 +18,7 @@ from fedrolex.data.users import Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
-from fedrolex.models import ConvNet, WordTransformer, preresnet18, preresnet34
+from fedrolex.models import ConvNet, LeNet, WordTransformer, preresnet18, preresnet34
 from fedrolex.models.represented import Represented
 from fedrolex.runs.decode import one_of
 from fedrolex.slicing.windows import exact
@@ -39,7 +39,7 @@ from fedrolex.tasks.task import Examples, Task
 from fedrolex.tasks.words import NextWord, choose_users, count_words, read_sentences
 
 PARTITIONS = ("iid", "labels", "heterofl", "dirichlet", "shards")
-MODELS = ("auto", "convnet", "preresnet18", "preresnet34")
+MODELS = ("auto", "convnet", "lenet", "preresnet18", "preresnet34")
 SHAPES = {"digits": (10, 1, 8), "cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "fashion-mnist": (10, 1, 28)}
 SLICES = ("attn", "attn+ffn", "all")
 TEXTS = ("stackexchange", "blogs", "stackoverflow")
@@ -119,8 +119,9 @@ class ImagesRecipe:
     Attributes:
         name: ``images``.
         data: ``digits``, ``cifar10``, ``cifar100``, ``fashion-mnist``, or the path of a folder of images.
-        model: ``convnet``, ``preresnet18``, ``preresnet34``; ``auto`` is convnet for digits, else preresnet18.
-        width: of the largest client's model; null is the model's own (32 for convnet, 64 for PreResNet).
+        model: ``convnet``, ``lenet``, ``preresnet18``, ``preresnet34``; ``auto`` is convnet for digits, else
+            preresnet18.
+        width: of the largest client's model; null is the model's own (32 for convnet, 6 for lenet, 64 for PreResNet).
         norm: of a PreResNet: ``static``, ``batch``, ``group``, ``none``.
         scaler: HeteroFL's scaler, in a PreResNet.
         representation: size of a layer before the last that is the same at every width; null is none, or 64 for fedet,
@@ -163,6 +164,10 @@ class ImagesRecipe:
         name = ("convnet" if self.data == "digits" else "preresnet18") if self.model == "auto" else self.model
         if name == "convnet":
             return ConvNet(classes, channels, (size, size), (self.width or 32) * scale)
+        if name == "lenet":
+            if size < 16:
+                raise FedrolexError(f"task.model lenet needs images of at least 16 × 16, not {size} × {size}")
+            return LeNet(classes, channels, size, (self.width or 6) * scale)
         make = preresnet18 if name == "preresnet18" else preresnet34
         width = (self.width or 64) * scale
         return make(classes, channels=channels, width=width, norm=self.norm, scaler=self.scaler, size=size)
