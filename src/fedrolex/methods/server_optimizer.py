@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedrolex.errors import FedrolexError, check_numbers
 
-Kind = Literal["sgd", "adam", "yogi"]
+Kind = Literal["none", "sgd", "adam", "yogi"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,8 @@ class ServerOptimizer:
     """How the server moves.
 
     Attributes:
-        name: ``sgd`` (with momentum: FedAvgM), ``adam`` (FedAdam), ``yogi`` (FedYogi).
+        name: ``none`` takes averages as they are; ``sgd`` (with momentum: FedAvgM), ``adam`` (FedAdam), ``yogi``
+            (FedYogi).
         lr: its rate; with ``sgd``, 1 and no momentum the plain average.
         momentum: of the change: β₁ of Adam and Yogi.
         second: β₂ of Adam and Yogi.
@@ -39,7 +40,7 @@ class ServerOptimizer:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Kind):
-            raise FedrolexError(f"method.server.name is {self.name!r}: use none, {', '.join(get_args(Kind))}")
+            raise FedrolexError(f"method.server.name is {self.name!r}: use one of {', '.join(get_args(Kind))}")
         check_numbers("method.server", self, least={}, positive=("lr", "floor"))
         for name in ("momentum", "second"):
             if not 0 <= getattr(self, name) < 1:

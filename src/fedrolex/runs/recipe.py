@@ -133,25 +133,6 @@ def _mix(name: str) -> tuple[list[str], list[str] | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerRecipe:
-    """The server's optimiser: ``none`` takes averages as they are; see :class:`fedrolex.methods.ServerOptimizer`."""
-
-    name: str = "none"
-    lr: float = 1.0
-    momentum: float = 0.0
-    second: float = 0.99
-    floor: float = 1e-3
-
-    def __post_init__(self) -> None:
-        one_of("method.server.name", self.name, ("none", "sgd", "adam", "yogi"))
-        self.build()
-
-    def build(self) -> ServerOptimizer | None:
-        """The optimiser."""
-        return None if self.name == "none" else ServerOptimizer(**asdict(self))
-
-
-@dataclass(frozen=True, kw_only=True)
 class MethodRecipe:
     """How.
 
@@ -199,7 +180,7 @@ class MethodRecipe:
     transfer: EnsembleTransfer = field(default_factory=EnsembleTransfer)
     labels: SoftLabels = field(default_factory=SoftLabels)
     distillation: EnsembleDistillation = field(default_factory=EnsembleDistillation)
-    server: ServerRecipe = field(default_factory=ServerRecipe)
+    server: ServerOptimizer = field(default_factory=lambda: ServerOptimizer(name="none"))
     weighting: str | None = None
     norms: str = "shared"
     rows: bool = False
@@ -223,7 +204,7 @@ class MethodRecipe:
         made = self._method(client, fleet, server, seed)
         weighting: Any = self.weighting or made.weighting
         norms: Any = self.norms
-        optimizer = self.server.build()
+        optimizer = None if self.server.name == "none" else self.server
         for what, asked in (("norms=per_capacity", norms != "shared"), ("rows", self.rows), ("server", optimizer)):
             rows = what == "rows" and made.keys is not None
             apart = what.startswith("norms") and made.client.widths
