@@ -64,6 +64,29 @@ def test_the_update_is_that_of_loop(words: Callable[..., Training], settings: st
         assert float((found[name] - tensor).norm()) <= 2e-3 * float(tensor.norm()) + 1e-6, name
 
 
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold"])
+def test_small_networks_that_convolve(method: str, device: str) -> None:
+    """Clients of one width as one step: uneven holdings, shifted images, pulled and corrected gradients."""
+    settings = [f"method={method}", "method.mu=0.5", "method.denominator=momentum", "task.augment=true"]
+    made = training(device, "graph", settings)
+    engine: Any = made.engine
+    engine._wave = None  # nothing is left to single lanes
+    found = changes(made, 2)
+    assert engine._batched._lanes
+    alike(changes(training(device, "loop", settings), 2), found, 1e-3)
+
+
+def test_large_or_lonely_networks_that_convolve_are_left_to_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for parameters, settings in ((100, ["method=fedavg"]), (2**18, ["method=fedrolex"])):
+        monkeypatch.setattr(batched, "SMALL", parameters)
+        made = training("cpu", "graph", settings)
+        made.run_round()
+        engine: Any = made.engine
+        assert not engine._batched._lanes
+        assert engine._lanes
+
+
 def test_a_cohort_that_does_not_fit_runs_in_waves() -> None:
     """Memory that runs out halves the waves until they fit; the update is the same."""
     made = training("cpu", "graph", [])

@@ -146,7 +146,14 @@ class LocalTraining:
 
     def begin(self, memory: Memory, parameters: Sequence[Tensor], correction: Sequence[Tensor] = ()) -> None:
         """The optimiser remembers nothing but what it needs of the received parameters."""
-        memory.begin(parameters, receive=self.proximal > 0, correction=correction)
+        adam = self.optimizer == "adam"
+        memory.begin(
+            parameters,
+            means=adam or self.momentum > 0,
+            squares=adam,
+            receive=self.proximal > 0,
+            correction=correction,
+        )
 
     def step(
         self,

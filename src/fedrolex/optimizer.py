@@ -36,10 +36,27 @@ class Memory:
         count = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)
         return Memory(zeros, [torch.zeros_like(p) for p in parameters], count)
 
-    def begin(self, parameters: Sequence[Tensor], *, receive: bool = False, correction: Sequence[Tensor] = ()) -> None:
-        """A new round from these parameters; tensors stay where they are, so a captured step reads the new ones."""
-        torch._foreach_zero_(self.first)
-        torch._foreach_zero_(self.second)
+    def begin(
+        self,
+        parameters: Sequence[Tensor],
+        *,
+        means: bool = True,
+        squares: bool = True,
+        receive: bool = False,
+        correction: Sequence[Tensor] = (),
+    ) -> None:
+        """A new round from these parameters; tensors stay where they are, so a captured step reads the new ones.
+
+        Args:
+            parameters: as received.
+            means, squares: whether ``first`` and ``second`` are used at all; those that are not stay zero.
+            receive: keep the parameters.
+            correction: of the gradients.
+        """
+        if means:
+            torch._foreach_zero_(self.first)
+        if squares:
+            torch._foreach_zero_(self.second)
         self.count.zero_()
         if receive:
             _keep(self.received, [p.detach() for p in parameters])

@@ -3,10 +3,14 @@
 As in :mod:`.stack`, tensors of the clients are stacked and a step is one ``vmap``. Here clients need not hold as
 many examples: a short batch is filled up with examples whose targets the loss ignores, and a client that is done
 stands still while the others go on. Batch norms would see the filling, so models that have them are not for this.
+
+Stacked convolutions are grouped ones, which pay where what they save, launches of kernels, is what a step costs: small
+networks.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,12 +26,16 @@ from fedrolex.client import Precision, in_precision
 from fedrolex.engines.captured import captured
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.holdings import holdings
+from fedrolex.engines.loop import random_draws
+from fedrolex.engines.precision import tried_convolutions
 from fedrolex.engines.stack import clip_each
 from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle
-from fedrolex.tasks.task import Examples
+from fedrolex.tasks.task import Examples, Task
 
-PLACES = 16  # clients in one step
+PLACES = 16  # clients in one step, at most
+FEW = 4  # from so many clients of the same widths on, stacked convolutions pay
+SMALL = 2**18  # parameters, up to which they do
 
 Widths = tuple[tuple[str, int], ...]
 
@@ -91,13 +99,19 @@ class Batched:
     def __init__(self, model: nn.Module, *, precision: Precision = "fp32") -> None:
         self.model = model
         self.precision = precision
-        self._lanes: dict[Widths, list[Lane]] = {}
-        self._alone = not any(isinstance(module, _BatchNorm | nn.modules.conv._ConvNd) for module in model.modules())
+        self._lanes: dict[tuple[Widths, int], list[Lane]] = {}
+        kinds = {type(module) for module in model.modules()}
+        self._alone = not any(issubclass(kind, _BatchNorm) for kind in kinds)
+        self._convolves = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
 
     def takes(self, plan: RoundPlan) -> bool:
         """Whether a round can be trained here, and is worth it."""
-        corrected = any(job.correction for job in plan.jobs)
-        return self._alone and not corrected and plan.task.ignored is not None and len(plan.jobs) >= PLACES
+        if not self._alone or ignored_by(plan.task) is None:
+            return False
+        if not self._convolves:
+            return len(plan.jobs) >= PLACES
+        widths = Counter(tuple(plan.axes.widths(job.window).items()) for job in plan.jobs)
+        return min(widths.values()) >= FEW and all(plan.axes.parameters(job.window) <= SMALL for job in plan.jobs)
 
     def run(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:
         """Train clients at once; answers come in the order of the jobs."""
@@ -120,25 +134,26 @@ class Batched:
             groups.setdefault(tuple(plan.axes.widths(job.window).items()), []).append(job)
         seats = []
         for widths, group in groups.items():
-            for number, start in enumerate(range(0, len(group), PLACES)):
-                part = group[start : start + PLACES]
-                lane = self._lane(plan, widths, number, part[0], data[part[0].client])
+            places = min(PLACES, len(group) + len(group) % 2)  # cohorts that differ by one use the same lanes
+            for number, start in enumerate(range(0, len(group), places)):
+                part = group[start : start + places]
+                lane = self._lane(plan, (widths, places), number, part[0], data[part[0].client])
                 seats += [Seat(job, data[job.client], lane, place) for place, job in enumerate(part)]
         return seats
 
-    def _lane(self, plan: RoundPlan, widths: Widths, number: int, job: Job, longest: Examples) -> Lane:
-        """The lane of a number among those of the same widths, with room for as many examples."""
-        lanes = self._lanes.setdefault(widths, [])
+    def _lane(self, plan: RoundPlan, key: tuple[Widths, int], number: int, job: Job, longest: Examples) -> Lane:
+        """The lane of a number among those of the same widths and places, with room for as many examples."""
+        lanes = self._lanes.setdefault(key, [])
         if number < len(lanes) and len(longest) <= lanes[number].y.shape[1]:
             return lanes[number]
-        lane = self._built(plan, job, longest)
+        lane = self._built(plan, job, longest, key[1])
         lanes[number : number + 1] = [lane]
         return lane
 
-    def _built(self, plan: RoundPlan, job: Job, longest: Examples) -> Lane:
+    def _built(self, plan: RoundPlan, job: Job, longest: Examples, places: int) -> Lane:
         device, work = longest.y.device, plan.client
         module = plan.axes.cut(self.model, job.window).train()
-        tensors = {name: torch.stack([tensor] * PLACES) for name, tensor in plan.axes.state(module, job.window).items()}
+        tensors = {name: torch.stack([tensor] * places) for name, tensor in plan.axes.state(module, job.window).items()}
         names = [name for name, p in module.named_parameters() if p.requires_grad]
         parameters = [tensors[name] for name in names]
         room = -(-len(longest) // work.batch) * work.batch
@@ -148,22 +163,23 @@ class Batched:
             tensors,
             parameters,
             Memory.of(parameters),
-            x.new_zeros((PLACES, room, *x.shape[1:])),
-            y.new_zeros((PLACES, room, *y.shape[1:])),
-            torch.zeros(PLACES, dtype=torch.int64, device=device),
-            torch.ones(PLACES, plan.task.classes, dtype=torch.bool, device=device),
+            x.new_zeros((places, room, *x.shape[1:])),
+            y.new_zeros((places, room, *y.shape[1:])),
+            torch.zeros(places, dtype=torch.int64, device=device),
+            torch.ones(places, plan.task.classes, dtype=torch.bool, device=device),
             parameters[0].new_zeros(()),
             torch.zeros((), dtype=torch.int64, device=device),
-            torch.zeros(PLACES, device=device),
+            torch.zeros(places, device=device),
             torch.cuda.Stream(device) if device.type == "cuda" else None,
         )
-        lane.step = self._captured(plan, lane, names)
+        lane.step = self._captured(plan, lane, names, corrected=bool(job.correction))
         return lane
 
-    def _captured(self, plan: RoundPlan, lane: Lane, names: Sequence[str]) -> Any:
+    def _captured(self, plan: RoundPlan, lane: Lane, names: Sequence[str], *, corrected: bool) -> Any:
         """One batch of every place: a graph, or on a CPU the function itself."""
         work, task = plan.client, plan.task
-        work.begin(lane.memory, lane.parameters)
+        nothing = [torch.zeros_like(p) for p in lane.parameters] if corrected else ()
+        work.begin(lane.memory, lane.parameters, nothing)
         within = torch.arange(work.batch, device=lane.y.device)
         fixed = [name for name in lane.tensors if name not in names]
         masks = work.mask != "none"
@@ -194,7 +210,8 @@ class Batched:
         if lane.stream is None:
             return step
         lane.read.append(within)
-        return captured(step, lane.counter.zero_, lane.stream)
+        with tried_convolutions(self.precision):
+            return captured(step, lane.counter.zero_, lane.stream)
 
     # --- a round ---
 
@@ -215,8 +232,9 @@ class Batched:
                     parts = [known[seat.job.source][name] for seat in mine]
                     tensor[: len(parts)] = torch.stack(parts)
             sizes = [len(seat.data) for seat in mine]
-            lane.sizes.copy_(torch.tensor(sizes + [0] * (PLACES - len(sizes))))
+            lane.sizes.copy_(torch.tensor(sizes + [0] * (len(lane.sizes) - len(sizes))))
             plan.client.begin(lane.memory, lane.parameters)
+            self._correct(lane, mine)
             lane.totals.zero_()
             lane.rate.fill_(plan.client.rate(plan.round))
             if plan.client.mask != "none":
@@ -224,16 +242,25 @@ class Batched:
                 for seat in mine:
                     lane.held[seat.place, plan.task.labels(seat.data)] = True
 
+    @staticmethod
+    def _correct(lane: Lane, seats: Sequence[Seat]) -> None:
+        """What is added to the gradients of the round."""
+        trained = {id(tensor): name for name, tensor in lane.tensors.items()}
+        for kept, parameter in zip(lane.memory.correction, lane.parameters, strict=False):
+            name = trained[id(parameter)]
+            kept[: len(seats)] = torch.stack([(seat.job.correction or {})[name] for seat in seats])
+
     def _fill(self, plan: RoundPlan, seats: Sequence[Seat], epoch: int) -> None:
         """The epoch's examples; a short batch is filled up with ignored ones, what comes after with any."""
-        ignored = plan.task.ignored
+        task, ignored = plan.task, ignored_by(plan.task)
         assert ignored is not None
         for seat in seats:
-            data, lane = seat.data, seat.lane
+            data, lane, key = seat.data, seat.lane, (plan.round, seat.job.client, epoch)
             count, batch, room = len(data), plan.client.batch, lane.y.shape[1]
-            order = torch.from_numpy(shuffle(count, plan.seed, "batches", plan.round, seat.job.client, epoch))
+            order = torch.from_numpy(shuffle(count, plan.seed, "batches", *key))
             order = order.repeat(-(-room // count))[:room].to(data.y.device, non_blocking=True)
-            lane.x[seat.place] = plan.task.inputs(data.x)[order]
+            draws = random_draws(count, plan.seed, *key).to(data.y.device) if task.random_inputs else None
+            lane.x[seat.place] = task.inputs(data.x, draws)[order]
             lane.y[seat.place] = data.y[order]
             lane.y[seat.place, count : -(-count // batch) * batch] = ignored
         for lane in {id(seat.lane): seat.lane for seat in seats}.values():
@@ -275,3 +302,10 @@ class Batched:
             good = True if total - total == 0 else None
             found[seat.job.client] = Upload(seat.job, tensors, len(seat.data), loss, steps, labels, good)
         return found
+
+
+def ignored_by(task: Task) -> int | None:
+    """A target that a task's loss leaves out, and does not count."""
+    if task.ignored is None and task.loss is nn.functional.cross_entropy:
+        return -100
+    return task.ignored

@@ -23,6 +23,7 @@ from fedrolex.engines.captured import captured
 from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
 from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import Loop, random_draws, why_failed
+from fedrolex.engines.precision import tried_convolutions
 from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples
@@ -215,10 +216,7 @@ class Graph:
         if lane.stream is None:
             return step
         lane.read.append(within)
-        fastest = not torch.are_deterministic_algorithms_enabled()
-        with torch.backends.cudnn.flags(
-            enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=self.precision != "fp32"
-        ):
+        with tried_convolutions(self.precision):
             return captured(step, lane.counter.zero_, lane.stream)
 
     def _compiled_step(self, plan: RoundPlan, lane: Lane) -> Callable[..., Tensor]:

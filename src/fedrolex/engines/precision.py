@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -13,6 +13,15 @@ def use_tf32(on: bool) -> None:
     """Whether float32 products may run on tensor cores with ten bits of mantissa."""
     torch.backends.cuda.matmul.allow_tf32 = on
     torch.backends.cudnn.allow_tf32 = on
+
+
+def tried_convolutions(precision: str) -> AbstractContextManager[None]:
+    """Inside, every new shape of a convolution is timed with all algorithms, unless results must be the same."""
+    fastest = not torch.are_deterministic_algorithms_enabled()
+    flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
+        enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=precision != "fp32"
+    )
+    return flags
 
 
 @contextmanager

@@ -1,0 +1,69 @@
+"""Whether two engines train equally well: accuracy after some rounds, over seeds.
+
+    python benchmarks/agreement.py [--engines loop graph] [--seeds 5] [--rounds 20] [--out results/agreement.json]
+
+Handwritten digits and a PreResNet18, methods that train sub-models. Engines round differently, so that runs part after
+some rounds; what must agree is how good they are. ``difference`` is the mean over seeds of the second engine's accuracy
+minus the first's, in points, ``error`` its standard error; ``z`` is their ratio. Ends with one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import torch
+
+from fedrolex.cli.train import find_recipe
+from fedrolex.runs import prepare
+from fedrolex.runs.run import environment
+
+METHODS = ("fedrolex", "heterofl", "fed_dropout")
+
+
+def accuracy(method: str, engine: str, seed: int, rounds: int) -> float:
+    """In percent, after the last round."""
+    settings = [f"method={method}", f"engine={engine}", f"seed={seed}", f"rounds={rounds}", "compare=false"]
+    made = prepare(find_recipe("digits").with_settings([*settings, "task.model=preresnet18", "task.width=16"]))
+    for _ in range(rounds):
+        made.run_round()
+    return 100 * float(made.evaluate()["global_accuracy"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--engines", nargs=2, default=["loop", "graph" if cuda else "crew"])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    first, second = options.engines
+    figures: dict[str, object] = {"engines": [first, second], "rounds": options.rounds, "seeds": options.seeds}
+    for method in options.methods:
+        both = []
+        for seed in range(1, options.seeds + 1):
+            both.append([accuracy(method, engine, seed, options.rounds) for engine in options.engines])
+            print(f"{method}, seed {seed}: {first} {both[-1][0]:.1f}, {second} {both[-1][1]:.1f}", flush=True)
+        apart = [b - a for a, b in both]
+        error = statistics.stdev(apart) / len(apart) ** 0.5
+        means = [statistics.mean(column) for column in zip(*both, strict=True)]
+        figures |= {
+            f"{method}_{first}": round(means[0], 2),
+            f"{method}_{second}": round(means[1], 2),
+            f"{method}_difference": round(statistics.mean(apart), 2),
+            f"{method}_error": round(error, 2),
+            f"{method}_z": round(statistics.mean(apart) / error, 2) if error else 0.0,
+        }
+        print(f"{method}: {first} {means[0]:.1f}, {second} {means[1]:.1f}, {statistics.mean(apart):+.2f} ± {error:.2f}")
+    line = json.dumps({**figures, **environment()})
+    if options.out is not None:
+        options.out.write_text(line + "\n")
+    print(line)
+
+
+if __name__ == "__main__":
+    main()
