@@ -36,6 +36,7 @@ METHODS = {
     "feddf": ["method=feddf", "method.distillation={steps: 4, judge_every: 4}"],
     "dsfl": ["method=dsfl", "method.labels={epochs: 1}"],
     "fedet": ["method=fedet", "method.transfer={steps: 4}"],
+    "families": ["method=feddf", "task.models={1/4: vgg11:4}", "task.norm=group", "method.distillation={steps: 2}"],
     "fedselect": ["method=fedselect", "client.lr=0.02"],
     "fedadam": ["method=fedrolex", "method.server={name: adam, lr: 0.01}"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],
@@ -49,7 +50,8 @@ BASE = [
 
 def training(device: str, engine: str, settings: list[str]) -> Training:
     made = prepare(Recipe(device=device).with_settings([*BASE, *settings]))
-    made.engine = Loop(made.model) if engine == "loop" else ENGINES[engine](made.model)
+    for each in made.kinds:
+        each.engine = Loop(each.model) if engine == "loop" else ENGINES[engine](each.model)
     return made
 
 
@@ -94,8 +96,9 @@ def test_clients_of_one_size_are_really_stacked(method: str) -> None:
     """With as many examples each, nothing is left to the loop, and the updates are the same."""
     settings = [*METHODS[method], "task.partition=iid", "task.limit=400", "client.batch=16"]
     made = training("cpu", "stack", settings)
-    assert isinstance(made.engine, Stack)
-    made.engine.loop.run = lambda plan: iter(())  # type: ignore[method-assign]
+    for each in made.kinds:
+        assert isinstance(each.engine, Stack)
+        each.engine.loop.run = lambda plan: iter(())  # type: ignore[method-assign]
     alike(changes(training("cpu", "loop", settings)), changes(made), 1e-3)
     assert made.round == 1
 

@@ -16,6 +16,7 @@ from fedrolex.runs import Run, prepare
 
 # --- every method: trains, resumes bit for bit, is refused early ---
 
+FAMILIES = "task.models={1/2: resnet8:4}"
 METHODS = {
     "fedprox": ["method=fedprox", "fleet.stragglers=0.3"],
     "scaffold": ["method=scaffold", "method.denominator=momentum"],
@@ -27,6 +28,9 @@ METHODS = {
     "fedselect": ["method=fedselect", "task.partition={name: labels, labels: 2}"],
     "fedgkt": ["method=fedgkt", "method.knowledge={server_epochs: 1}"],
     "feddf": ["method=feddf", "method.distillation={steps: 10, judge_every: 5}"],
+    "families, feddf": ["method=feddf", FAMILIES, "method.distillation={steps: 6, judge_every: 3}"],
+    "families, fedet": ["method=fedet", FAMILIES, "method.transfer={steps: 6}"],
+    "families, dsfl": ["method=dsfl", FAMILIES, "method.labels={epochs: 2}", "engine=auto"],
     "fedrolex, adam": ["method=fedrolex", "method.server={name: adam, lr: 0.01, momentum: 0.9}"],
 }
 

@@ -9,8 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedrolex import Axes, Hints, Random, RandomMiswired, Rolling, Scheme, Static, coverage, spread, trace
-from fedrolex.models import LeNet, PreResNet, WordTransformer, preresnet18, preresnet34
+from fedrolex import (
+    Axes,
+    FedrolexError,
+    Hints,
+    Random,
+    RandomMiswired,
+    Rolling,
+    Scheme,
+    Static,
+    coverage,
+    spread,
+    trace,
+)
+from fedrolex.models import VGG, LeNet, PreResNet, ResNet, WordTransformer, preresnet18, preresnet34
 from fedrolex.slicing import WHOLE
 
 CAPACITIES = ("1", "1/2", "1/4", "1/8", "1/16")
@@ -36,6 +48,29 @@ def test_parameters_of_the_papers_image_model_to_the_unit() -> None:
     hundred = trace(preresnet18(classes=100), torch.randn(2, 3, 32, 32))
     assert [hundred.parameters(c) for c in CAPACITIES] == [11_218_340, 2_819_844, 712_628, 182_028, 47_480]
     assert sum(p.numel() for p in preresnet34().parameters()) > sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "whole", "half"),
+    [
+        (ResNet(8), 78_042, 19_954),
+        (ResNet(20), 272_474, 68_786),
+        (VGG(), 9_228_362, 2_310_186),
+        (ResNet(8, channels=1, size=8, norm="group"), 77_754, 19_810),
+        (VGG(channels=1, size=8, width=8, norm="batch"), 145_410, 36_710),
+    ],
+)
+def test_other_families_are_cut_like_any_module(model: ResNet | VGG, whole: int, half: int) -> None:
+    example = model.slicing_example()
+    axes = trace(model, example)
+    assert (axes.parameters("1"), axes.parameters("1/2")) == (whole, half)
+    part = axes.cut(model, Rolling().window(axes, round=3, capacity="1/2"))
+    assert part(example).shape == model(example).shape
+
+
+def test_a_resnet_has_a_depth_of_its_kind() -> None:
+    with pytest.raises(FedrolexError, match="6n"):
+        ResNet(18)
 
 
 def test_axes_of_the_papers_image_model() -> None:

@@ -11,8 +11,7 @@ from torch import nn
 
 from fedrolex import FedrolexError, Recipe, Static, trace
 from fedrolex.models import PreResNet, preresnet18
-from fedrolex.models.norms import collect, norm_parameters, pool, static_norms, with_statistics
-from fedrolex.models.preresnet import Norm
+from fedrolex.models.norms import Norm, collect, norm_parameters, pool, static_norms, with_statistics
 from fedrolex.runs import Training, prepare
 from fedrolex.runs.checkpoint import read
 from fedrolex.runs.measure import Measure

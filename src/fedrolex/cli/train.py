@@ -23,9 +23,10 @@ from fedrolex.data.images import NAMES
 from fedrolex.errors import FedrolexError
 from fedrolex.methods.needs import TABLE, Needs
 from fedrolex.runs.compare import alternatives
+from fedrolex.runs.prepare import prepare
 from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
 from fedrolex.runs.run import Progress as RoundDone
-from fedrolex.runs.run import Run, prepare
+from fedrolex.runs.run import Run
 from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
 from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
 from fedrolex.runs.training import Training

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.errors import FedrolexError
 
+GROUPS = 4
+Norm = Literal["static", "batch", "group", "none"]
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def make_norm(kind: Norm, channels: int) -> nn.Module:
+    """A norm of feature maps: ``static`` keeps no running statistics, ``batch`` does, ``group`` has four groups."""
+    match kind:
+        case "static":
+            return nn.BatchNorm2d(channels, track_running_stats=False)
+        case "batch":
+            return nn.BatchNorm2d(channels)
+        case "group":
+            return nn.GroupNorm(GROUPS, channels)
+        case _:
+            return nn.Identity()
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedrolex.errors import FedrolexError
+from fedrolex.models.norms import GROUPS, Norm, make_norm
 from fedrolex.slicing.trace import Hints
-
-GROUPS = 4
-Norm = Literal["static", "batch", "group", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +57,6 @@ class Plan:
             raise FedrolexError("the scaler would spoil running statistics: use norm 'static', 'group' or 'none'")
 
 
-def _norm(plan: Plan, channels: int) -> nn.Module:
-    match plan.norm:
-        case "static":
-            return nn.BatchNorm2d(channels, track_running_stats=False)
-        case "batch":
-            return nn.BatchNorm2d(channels)
-        case "group":
-            return nn.GroupNorm(plan.groups, channels)
-        case _:
-            return nn.Identity()
-
-
 class Scaler(nn.Module):
     """HeteroFL's scaler: divides by ``rate`` while training."""
 
@@ -107,9 +93,9 @@ class Block(nn.Module):
         project: bool,
     ) -> None:
         super().__init__()
-        self.scale1, self.norm1 = _scaler(plan, *inputs), _norm(plan, inputs[0])
+        self.scale1, self.norm1 = _scaler(plan, *inputs), make_norm(plan.norm, inputs[0])
         self.conv1 = nn.Conv2d(inputs[0], inner[0], 3, stride, padding=1, bias=False)
-        self.scale2, self.norm2 = _scaler(plan, *inner), _norm(plan, inner[0])
+        self.scale2, self.norm2 = _scaler(plan, *inner), make_norm(plan.norm, inner[0])
         self.conv2 = nn.Conv2d(inner[0], outputs[0], 3, padding=1, bias=False)
         self.shortcut = nn.Conv2d(inputs[0], outputs[0], 1, stride, bias=False) if project else None
 
@@ -154,7 +140,7 @@ class PreResNet(nn.Module):
                 layers.append(Block(plan, before, inner, streams[stage], 2 if first else 1, project=first))
                 before = streams[stage]
             self.stages.append(nn.Sequential(*layers))
-        self.scale, self.norm = _scaler(plan, *before), _norm(plan, before[0])
+        self.scale, self.norm = _scaler(plan, *before), make_norm(plan.norm, before[0])
         self.head = nn.Linear(before[0], sizes.get("head", plan.classes))
         nn.init.zeros_(self.head.bias)
 

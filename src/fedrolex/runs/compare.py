@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedrolex.runs.recipe import Recipe
+from fedrolex.runs.task_recipe import ImagesRecipe
 from fedrolex.slicing.windows import exact
 
 
@@ -17,10 +18,11 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
     levels = sorted((exact(c) for c in recipe.fleet.capacities), reverse=True)
     smallest, middle, largest = levels[-1], levels[len(levels) // 2], levels[0]
 
-    def homogeneous(width: object, *, able_only: bool = False) -> Recipe:
+    task = replace(recipe.task, models={}) if isinstance(recipe.task, ImagesRecipe) else recipe.task
 
+    def homogeneous(width: object, *, able_only: bool = False) -> Recipe:
         method = replace(recipe.method, name="fedavg", width=str(width), able_only=able_only)
-        return replace(recipe, method=method, compare=False)
+        return replace(recipe, task=task, method=method, compare=False)
 
     return {
         f"everyone trains {smallest}": homogeneous(smallest),

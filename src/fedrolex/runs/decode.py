@@ -87,6 +87,12 @@ def _convert(hint: Any, value: Any) -> Any:
         (inner,) = typing.get_args(hint)
         items = [_convert(inner, item) for item in value] if isinstance(value, list) else [_NO]
         return _NO if any(item is _NO for item in items) else items
+    if typing.get_origin(hint) is dict:
+        key, inner = typing.get_args(hint)
+        if not isinstance(value, dict):
+            return _NO
+        found = {_convert(key, name): _convert(inner, item) for name, item in value.items()}
+        return _NO if _NO in (*found, *found.values()) else found
     if isinstance(value, bool) and hint is not bool:
         return _NO
     if hint is float and isinstance(value, int | str):

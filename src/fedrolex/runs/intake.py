@@ -32,7 +32,11 @@ class Intake:
         losses: of the clients whose updates were taken.
         failures: why the others' were not, by client.
         uploads: those taken, with their weights, where the method asks for them one by one.
+        bytes_down, bytes_up: what was sent to clients, and what they sent.
     """
+
+    bytes_down = 0
+    bytes_up = 0
 
     def __init__(self, training: Training, plan: RoundPlan, *, together: bool) -> None:
         self.training, self.plan, self.together = training, plan, together
@@ -86,6 +90,8 @@ class Intake:
 
     def average(self) -> tuple[dict[str, Tensor], Mapping[str, float]]:
         """The server's new tensors, and the drift by capacity; an average that is not finite ends the run."""
+        if not self.losses:
+            return dict(self.training.state), {}
         done = self._averaged_in_place() if self.together else None
         if done is None:
             if self.together:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.engines import Job, Upload
+from fedrolex.methods import server_round
 from fedrolex.methods.dsfl import SoftLabels
-from fedrolex.methods.server_round import said
 from fedrolex.runs.client_state import ClientStates, State
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.windows import WHOLE, Window
@@ -31,6 +31,7 @@ class LabelBook:
         seed: of the run.
         states: the clients' models.
         first: the tensors everyone's model is cut from before its first round.
+        said: clients' probabilities for this round's examples, each ``(n, classes)``.
     """
 
     labels: SoftLabels
@@ -41,8 +42,8 @@ class LabelBook:
     seed: int
     states: ClientStates
     first: Mapping[str, Tensor]
+    said: list[Tensor] = field(default_factory=list)
     _modules: dict[tuple[Fraction, Window], nn.Module] = field(default_factory=dict)
-    _said: list[Tensor] = field(default_factory=list)
     _trained: dict[int, State] = field(default_factory=dict)
 
     def remembered(self) -> dict[str, Tensor]:
@@ -61,7 +62,7 @@ class LabelBook:
 
     def equipped(self, jobs: Sequence[Job], state: Mapping[str, Tensor], round: int) -> list[Job]:
         """The jobs, every one with the client's own model."""
-        self._said, self._trained = [], {}
+        self.said, self._trained = [], {}
         self._ids = self.labels.chosen(len(self.public), self.seed, round).to(self.public.device)
         found = []
         for job in jobs:
@@ -82,12 +83,12 @@ class LabelBook:
         module = self._module(upload.job)
         mine = self.axes.state(module, upload.job.window)
         torch._foreach_copy_(list(mine.values()), [upload.tensors[name] for name in mine])
-        self._said.append(said(module, self.public[self._ids], self.public).softmax(1))
+        self.said.append(server_round.said(module, self.public[self._ids], self.public).softmax(1))
         self._trained[upload.job.client] = {name: tensor.cpu().clone() for name, tensor in mine.items()}
 
     def settle(self, round: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Make the labels, teach the server's model; its new tensors, with the labels."""
-        labels = self.labels.together(self._said)
+        labels = self.labels.together(self.said)
         self.axes.load(self.model, {name: tensor for name, tensor in state.items() if "@" not in name})
         self.labels.learn(self.model, self.public[self._ids], labels, self.seed, round, "server")
         new = {name: tensor.clone() for name, tensor in self.axes.state(self.model, WHOLE).items()}

@@ -426,7 +426,7 @@ class Recipe:
                 raise FedrolexError(f"--set {key}: there is no section {'.'.join(path)!r} in a recipe")
             if key == "fleet.capacities" and isinstance(value, str):
                 section["shares"] = None  # a mix has its own
-            if isinstance(section.get(last), dict) and isinstance(value, str):
+            if isinstance(section.get(last), dict) and "name" in section[last] and isinstance(value, str):
                 if key == "task" and value != section[last]["name"]:
                     section[last] = {}
                 section[last]["name"] = value

@@ -20,126 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from fedrolex.client import Mask
-from fedrolex.data.where import data_folder
-from fedrolex.engines import Auto, Choice, Crew, Engine, Graph, Loop, Stack
-from fedrolex.engines.precision import use_tf32
+from fedrolex.engines import Auto, Choice, Graph, Loop
 from fedrolex.errors import FedrolexError
-from fedrolex.fleet import Fleet
-from fedrolex.methods import Method
-from fedrolex.methods.fedgkt import MAPS
-from fedrolex.models.represented import TOP
 from fedrolex.runs import checkpoint
 from fedrolex.runs.client_state import ClientStates
-from fedrolex.runs.knowledge import GroupTraining
 from fedrolex.runs.recipe import Recipe
-from fedrolex.runs.task_recipe import WordsRecipe
-from fedrolex.runs.training import Training, pick_device
-from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.capture import one_line
-from fedrolex.slicing.layout import refs
-from fedrolex.slicing.trace import trace
-from fedrolex.streams import words
-from fedrolex.tasks import Classification, Task
+from fedrolex.runs.training import Training
 
 Progress = Callable[[dict[str, Any]], None]
-
-
-def prepare(recipe: Recipe, task: Task | None = None) -> Training:
-    """Everything a recipe describes, ready for its first round.
-
-    Args:
-        recipe: the run.
-        task: data and model of one's own instead of the recipe's.
-    """
-    device = pick_device(recipe.device)
-    client = recipe.client.build()
-    recipe = recipe.with_parts()
-    task, fleet = _open(recipe, client.mask) if task is None else (task, recipe.fleet.build(recipe.seed))
-    if task.clients != fleet.clients:
-        raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}")
-    method = recipe.method.build(client, fleet, recipe.fleet.server, recipe.seed)
-    _given(method, task)
-    _allowed(recipe, method, fleet)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(words(1, recipe.seed, "weights")[0] >> 1))
-        try:
-            model = (
-                _server_part(task, recipe.fleet.server)
-                if method.knowledge is not None
-                else task.build(recipe.fleet.server)
-            )
-        except (RuntimeError, MemoryError) as error:
-            raise FedrolexError(f"the model cannot be made: {one_line(error)}") from error
-    example = task.example().cpu()
-    if method.knowledge is not None:
-        example = torch.zeros(2, MAPS, *example.shape[2:])
-    axes = trace(model, example, whole=method.width == 1 or method.knowledge is not None).freeze(*task.frozen)
-    if method.server_model and not all(name in axes.tensors and whole_at_every_width(axes, name) for name in TOP):
-        raise FedrolexError(f"{method.name} needs a layer of one shape at every width: set task.representation")
-    model.to(device)
-    if method.able_only and method.width is not None and max(fleet.levels) < method.width:
-        raise FedrolexError(
-            f"nobody in the fleet can hold width {recipe.method.width}: the largest is {recipe.fleet.capacities[0]}"
-        )
-    kind = Training if method.knowledge is None else GroupTraining
-    training = kind(
-        task.to(device),
-        fleet,
-        method,
-        make_engine(recipe, model, device),
-        model,
-        axes,
-        seed=recipe.seed,
-        quorum=recipe.quorum,
-        deadline=recipe.deadline,
-        measure=recipe.evaluation.build(),
-    )
-    if recipe.weights is not None:
-        try:
-            training.start_from(checkpoint.read_weights(Path(recipe.weights)))
-        except FedrolexError as error:
-            raise FedrolexError(f"weights {recipe.weights}: {error}") from None
-    return training
-
-
-def _given(method: Method, task: Task) -> None:
-    """Refuse a method whose needs a task does not meet."""
-    needs = method.needs
-    if (needs.public or needs.uploads or method.knowledge) and not isinstance(task, Classification):
-        raise FedrolexError(f"{method.name} compares scores of classes: it needs a task of images, not {task.name}")
-    if isinstance(task, Classification):
-        if needs.public and not task.public:
-            raise FedrolexError(f"{method.name} needs public examples: set task.public to a share, a set or a folder")
-        if needs.validation and not task.validation:
-            raise FedrolexError(f"{method.name} needs held-out examples to judge by: set task.validation to a share")
-
-
-def _server_part(task: Task, scale: int) -> nn.Module:
-    """The server's network of FedGKT: the task's, for feature maps."""
-    if not isinstance(task, Classification) or task.build_for is None:
-        raise FedrolexError("fedgkt cuts a network for images in two: it needs a bundled task of images")
-    return task.build_for(MAPS, scale)
-
-
-def whole_at_every_width(axes: Axes, name: str) -> bool:
-    """Whether no capacity cuts a tensor."""
-    return not any(axes.axes[axis].kind == "width" for dim in axes.tensors[name].dims for axis in refs(dim))
-
-
-def _allowed(recipe: Recipe, method: Method, fleet: Fleet) -> None:
-    """Refuse what a method does not go together with."""
-    if recipe.fleet.redrawn and method.labels is not None:
-        raise FedrolexError(f"{method.name} clients keep their models: capacities cannot be redrawn every round")
-    if recipe.deadline is not None and method.knowledge is not None:
-        raise FedrolexError(f"{method.name} cannot interrupt clients: leave deadline at null")
-    if method.width is None and not method.needs.larger_server and max(fleet.levels) < 1:
-        raise FedrolexError(
-            f"with {method.name} a server larger than every client has nodes that nobody trains: leave fleet.server "
-            "at 1 and let the largest capacity be 1, or use fedrolex"
-        )
 
 
 def _ahead(training: Training) -> bool:
@@ -147,42 +36,18 @@ def _ahead(training: Training) -> bool:
     return training.states is not None and training.states.newer(training.round)
 
 
-def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engine:
-    """The engine a recipe asks for; ``graph`` without a GPU is refused; ``auto`` is ``graph`` with one."""
-    precision: Any = recipe.precision
-    if device.type == "cuda":
-        use_tf32(precision != "fp32")
-    if recipe.engine == "loop":
-        return Loop(model, precision=precision)
-    if recipe.engine == "stack":
-        return Stack(model, precision=precision)
-    if recipe.engine == "crew":
-        return Crew(model, precision=precision)
-    if recipe.engine == "auto" and device.type == "cpu":
-        return Auto(model, precision=precision, rounds=recipe.rounds)
-    if device.type != "cuda":
-        raise FedrolexError("engine graph needs a CUDA device: use auto, loop, stack or crew on a CPU")
-    return Graph(model, precision=precision, compiled=recipe.compiled)
-
-
 def engine_name(recipe: Recipe, training: Training) -> str:
     """What ran: the recipe's word, or what it was chosen to be; bits depend on it."""
+    return ", ".join(dict.fromkeys(_engine_name(recipe, each) for each in training.kinds))
+
+
+def _engine_name(recipe: Recipe, training: Training) -> str:
     engine = training.engine
     if isinstance(engine, Auto) and engine.choice is not None:
         return str(engine.choice)
     if training.only_loop is not None:
         return "loop"
     return "graph" if isinstance(engine, Graph) else recipe.engine
-
-
-def _open(recipe: Recipe, mask: Mask) -> tuple[Task, Fleet]:
-    """The recipe's data and fleet; text says how many users there are, images are spread over the fleet."""
-    folder = data_folder(recipe.data)
-    if isinstance(recipe.task, WordsRecipe):
-        task = recipe.task.build(recipe.fleet.clients, recipe.seed, folder)
-        return task, recipe.fleet.build(recipe.seed, task.clients)
-    fleet = recipe.fleet.build(recipe.seed)
-    return recipe.task.build(fleet, recipe.fleet.server, recipe.seed, folder, mask), fleet
 
 
 @dataclass(frozen=True)
@@ -318,10 +183,17 @@ class Run:
 
     def _choose(self, training: Training) -> None:
         """Where the engine is chosen by measurement: now, once and for all; a resumed run keeps what it had."""
-        engine, path = training.engine, self.folder / "engine.json"
+        first = training.engine
+        if training.only_loop is not None and not isinstance(first, Auto | Loop):
+            print(f"engine: loop ({training.only_loop})", file=sys.stderr)
+        for each in training.kinds:
+            of = f"-{each.sizes[0]}".replace("/", "-") if each.whole else ""
+            self._choose_for(each, self.folder / f"engine{of}.json")
+
+    @staticmethod
+    def _choose_for(training: Training, path: Path) -> None:
+        engine = training.engine
         if not isinstance(engine, Auto):
-            if training.only_loop is not None and not isinstance(engine, Loop):
-                print(f"engine: loop ({training.only_loop})", file=sys.stderr)
             return
         if path.is_file():
             try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from fedrolex.data.users import Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
-from fedrolex.models import ConvNet, LeNet, WordTransformer, preresnet18, preresnet34
+from fedrolex.models import VGG, ConvNet, LeNet, ResNet, WordTransformer, preresnet18, preresnet34
 from fedrolex.models.represented import Represented
 from fedrolex.runs.decode import one_of
 from fedrolex.slicing.windows import exact
@@ -39,7 +41,8 @@ from fedrolex.tasks.task import Examples, Task
 from fedrolex.tasks.words import NextWord, choose_users, count_words, read_sentences
 
 PARTITIONS = ("iid", "labels", "heterofl", "dirichlet", "shards")
-MODELS = ("auto", "convnet", "lenet", "preresnet18", "preresnet34")
+RESNETS = {"resnet8": 8, "resnet14": 14, "resnet20": 20, "resnet32": 32}
+MODELS = ("auto", "convnet", "lenet", *RESNETS, "vgg11", "preresnet18", "preresnet34")
 SHAPES = {"digits": (10, 1, 8), "cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "fashion-mnist": (10, 1, 28)}
 SLICES = ("attn", "attn+ffn", "all")
 TEXTS = ("stackexchange", "blogs", "stackoverflow")
@@ -119,10 +122,13 @@ class ImagesRecipe:
     Attributes:
         name: ``images``.
         data: ``digits``, ``cifar10``, ``cifar100``, ``fashion-mnist``, or the path of a folder of images.
-        model: ``convnet``, ``lenet``, ``preresnet18``, ``preresnet34``; ``auto`` is convnet for digits, else
-            preresnet18.
-        width: of the largest client's model; null is the model's own (32 for convnet, 6 for lenet, 64 for PreResNet).
-        norm: of a PreResNet: ``static``, ``batch``, ``group``, ``none``.
+        model: ``convnet``, ``lenet``, ``resnet8`` to ``resnet32``, ``vgg11``, ``preresnet18``, ``preresnet34``;
+            ``auto`` is convnet for digits, else preresnet18.
+        models: by capacity, what its clients train instead of a part of ``model``, for methods that bring models
+            together by what they say: ``vgg11``, or ``vgg11:16`` with a width.
+        width: of the largest client's ``model``; null is its own (32 for convnet, 6 for lenet, 16 for ResNets, 64 for
+            VGG and PreResNets).
+        norm: of ResNets, VGG and PreResNets: ``static``, ``batch``, ``group``, ``none``.
         scaler: HeteroFL's scaler, in a PreResNet.
         representation: size of a layer before the last that is the same at every width; null is none, or 64 for fedet,
             which needs one.
@@ -137,6 +143,7 @@ class ImagesRecipe:
     name: str = "images"
     data: str = "digits"
     model: str = "auto"
+    models: dict[str, str] = field(default_factory=dict)
     width: int | None = None
     norm: str = "static"
     scaler: bool = False
@@ -149,6 +156,9 @@ class ImagesRecipe:
 
     def __post_init__(self) -> None:
         one_of("task.model", self.model, MODELS)
+        for capacity, name in self.models.items():
+            exact(capacity)
+            self._own(capacity, name)
         one_of("task.norm", self.norm, ("static", "batch", "group", "none"))
         for name in ("width", "limit", "representation"):
             value = getattr(self, name)
@@ -162,15 +172,30 @@ class ImagesRecipe:
             trunk = replace(self, representation=None)._made((self.representation, channels, size), scale)
             return Represented(trunk, self.representation, classes)
         name = ("convnet" if self.data == "digits" else "preresnet18") if self.model == "auto" else self.model
+        norm: Any = self.norm
         if name == "convnet":
             return ConvNet(classes, channels, (size, size), (self.width or 32) * scale)
         if name == "lenet":
             if size < 16:
                 raise FedrolexError(f"task.model lenet needs images of at least 16 × 16, not {size} × {size}")
             return LeNet(classes, channels, size, (self.width or 6) * scale)
-        make = preresnet18 if name == "preresnet18" else preresnet34
+        if name in RESNETS:
+            return ResNet(RESNETS[name], classes, channels, size, (self.width or 16) * scale, norm)
         width = (self.width or 64) * scale
-        return make(classes, channels=channels, width=width, norm=self.norm, scaler=self.scaler, size=size)
+        if name == "vgg11":
+            return VGG(classes, channels, size, width, norm)
+        make = preresnet18 if name == "preresnet18" else preresnet34
+        return make(classes, channels=channels, width=width, norm=norm, scaler=self.scaler, size=size)
+
+    def _own(self, capacity: str, text: str) -> ImagesRecipe:
+        """The recipe of a model that clients of one capacity train."""
+        name, colon, width = text.partition(":")
+        one_of(f"task.models[{capacity}]", name, MODELS[1:])
+        if colon and not (width.isascii() and width.isdigit() and int(width)):
+            raise FedrolexError(
+                f"task.models[{capacity}] is {text!r}: give a model, or a model and its width: {name}:16"
+            )
+        return replace(self, model=name, models={}, width=int(width) if colon else None)
 
     def make_model(self, scale: int = 1) -> nn.Module:
         """The server's model; needs no data, except for a folder of images."""
@@ -211,6 +236,9 @@ class ImagesRecipe:
             name=self.data,
             build=lambda scale: self._made(shape, scale),
             build_for=lambda channels, scale: self._made((classes, channels, shape[2]), scale),
+            models={
+                capacity: partial(self._own(capacity, name)._made, shape) for capacity, name in self.models.items()
+            },
             train=train,
             test=test,
             parts=parts,

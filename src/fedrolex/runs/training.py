@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -47,6 +47,8 @@ class Training:
         quorum: fewest good updates that make a round count.
         deadline: seconds a client may take.
         measure: how the model is evaluated.
+        levels: capacities whose clients train this model; by default all of the fleet's.
+        whole: they train all of it, not a part.
         round: the next round.
         state: the server's tensors; those a capacity keeps apart are named ``tensor@capacity``, those a method
             remembers ``tensor@what``.
@@ -62,15 +64,17 @@ class Training:
     quorum: int = 1
     deadline: float | None = None
     measure: Measure = field(default_factory=Measure)
+    levels: Sequence[Fraction] | None = None
+    whole: bool = False
     round: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.state:
             self.state = {name: tensor.clone() for name, tensor in self.axes.state(self.model).items()}
-        levels = self.fleet.levels if self.method.width is None else [self.method.width]
+        levels = self.sizes
         self.apart = Apart()
-        if self.method.own_models:
+        if self.method.own_models and levels and not self.whole:
             self.apart = Apart(list(self.state), levels, leads=not self.method.server_model)
         elif self.method.client.widths:
             self.apart = Apart.statistics(self.model, self.method.client.widths)
@@ -90,6 +94,24 @@ class Training:
             axis = self._find_label_axis()
             asked = Select(keys=lambda _, client: {axis: self.view.keys(client).tolist()}, base=self.method.scheme)
             self.method = replace(self.method, scheme=asked)
+
+    @property
+    def kinds(self) -> Sequence[Training]:
+        """The trainings of the models that share no weights, this one first."""
+        return [self]
+
+    @property
+    def sizes(self) -> Sequence[Fraction]:
+        """The capacities this model is trained at."""
+        if self.method.width is not None:
+            return [self.method.width]
+        return self.fleet.levels if self.levels is None else self.levels
+
+    def window(self, round: int, capacity: Fraction, client: int = 0) -> Window:
+        """Which nodes a client of a capacity trains in a round."""
+        if self.whole:
+            capacity = Fraction(1)
+        return self.method.scheme.window(self.axes, round=round, capacity=capacity, client=client)
 
     @property
     def view(self) -> Any:
@@ -155,10 +177,30 @@ class Training:
     def run_round(self) -> dict[str, Any]:
         """One round; returns its metrics. A round below the quorum is void, and the window still advances."""
         began = time.perf_counter()
+        intakes = [each.gather() for each in self.kinds]
+        losses = [loss for intake in intakes for loss in intake.losses]
+        metrics: dict[str, Any] = {
+            "round": self.round,
+            "clients": len(losses),
+            "dropped": {client: why for intake in intakes for client, why in intake.failures.items()},
+            "void": len(losses) < self.quorum,
+            "train_loss": sum(losses) / len(losses) if losses else None,
+            "bytes_down": sum(intake.bytes_down for intake in intakes),
+            "bytes_up": sum(intake.bytes_up for intake in intakes),
+        }
+        new = self.state
+        if not metrics["void"]:
+            new, metrics["drift"] = self.settle(intakes)
+        metrics["seconds"] = time.perf_counter() - began
+        self.state, self.round = new, self.round + 1
+        return metrics
+
+    def gather(self) -> Intake:
+        """Have this round's clients trained, and take in their answers."""
         plan = self._plan()
         sizes = {window: self._bytes(window) for window in {job.window for job in plan.jobs}}
-        sent = sum(sizes[job.window] for job in plan.jobs)
         late = [] if self.method.keeps_stragglers else [job for job in plan.jobs if job.part < 1]
+        asked = plan.jobs
         if late:
             plan = replace(plan, jobs=[job for job in plan.jobs if job.part == 1])
         answers = self.engine.run(plan)
@@ -167,80 +209,81 @@ class Training:
         intake = Intake(self, plan, together=together)
         intake.take(answers if first is None else chain([first], answers))
         intake.failures.update({str(job.client): "did not finish in time" for job in late})
-        losses, failures = intake.losses, intake.failures
-        void = len(losses) < self.quorum
-        metrics: dict[str, Any] = {
-            "round": self.round,
-            "clients": len(losses),
-            "dropped": failures,
-            "void": void,
-            "train_loss": sum(losses) / len(losses) if losses else None,
-            "bytes_down": sent,
-            "bytes_up": sum(sizes[job.window] for job in plan.jobs if str(job.client) not in failures),
-        }
-        if not void:
-            if self.labelling is None:
-                new, metrics["drift"] = intake.average()
-                new = self._settled(new, intake)
-            else:
-                new, metrics["drift"] = self.labelling.settle(self.round, self.state), {}
-                self._check_finite(new)
-                self.labelling.keep(self.round)
-        else:
-            new = self.state
-        metrics["seconds"] = time.perf_counter() - began
-        self.state, self.round = new, self.round + 1
-        return metrics
+        intake.bytes_down = sum(sizes[job.window] for job in asked)
+        intake.bytes_up = sum(sizes[job.window] for job in asked if str(job.client) not in intake.failures)
+        return intake
 
-    def _settled(self, new: dict[str, Tensor], intake: Intake) -> dict[str, Tensor]:
-        """The average after what the method's server does with it."""
-        if self.method.optimizer is not None:
-            new = self.method.optimizer.step(self.state, new, self.trainable)
+    def settle(self, intakes: Sequence[Intake]) -> tuple[dict[str, Tensor], Mapping[str, float]]:
+        """The server's new tensors after a round that counts, and the drift by capacity."""
+        (intake,) = intakes
+        if self.labelling is not None:
+            new = self.labelling.settle(self.round, self.state)
+            self._check_finite(new)
+            self.labelling.keep(self.round)
+            return new, {}
+        new, drift = self.averaged(intake)
         if self.method.server is not None:
-            self._distil(new, intake)
+            found = self.answered(self.groups(new, intake), self.server_group(new))
+            self.take_over(new, found)
         if self.controls is not None:
             new |= self.controls.settle(new)
         if self.method.optimizer is not None or self.method.server is not None or self.controls is not None:
             self._check_finite(new)
         if self.controls is not None:
             self.controls.keep(self.round)
-        return new
+        return new, drift
+
+    def averaged(self, intake: Intake) -> tuple[dict[str, Tensor], Mapping[str, float]]:
+        """The average of what came in, after the server's optimiser, and the drift by capacity."""
+        new, drift = intake.average()
+        if self.method.optimizer is not None:
+            new = self.method.optimizer.step(self.state, new, self.trainable)
+        return new, drift
 
     def _check_finite(self, new: Mapping[str, Tensor]) -> None:
         broken = not_finite(new)
         if broken is not None:
             raise FedrolexError(f"round {self.round}: {broken} is no longer finite after the server's step")
 
-    def _distil(self, new: dict[str, Tensor], intake: Intake) -> None:
-        """Let the method's server train on what came in; its models take the average's place in ``new``."""
-        assert self.method.server is not None
-        assert isinstance(self.task, Classification)
-        task, public, held = self.task, self.task.public, self.task.validation
-        assert public is not None
-        levels = [self.method.width] if self.method.width is not None else self.fleet.levels
-        windows = {level: self.method.scheme.window(self.axes, round=self.round, capacity=level) for level in levels}
-        groups = {}
-        for level, window in windows.items():
+    def groups(self, new: Mapping[str, Tensor], intake: Intake) -> dict[Fraction, Group]:
+        """What a method's server may want to know of the clients of every size; ``new`` is the average."""
+        found = {}
+        for level in self.sizes:
+            window = self.window(self.round, level)
             mine = [(upload, weight) for upload, weight in intake.uploads if upload.job.capacity == level]
-            groups[level] = Group(
+            found[level] = Group(
                 self._scratch(level, window),
                 self.axes.take(self._own_or_shared(self.state, level), window),
                 self.axes.take(self._own_or_shared(new, level), window),
                 [upload.tensors for upload, _ in mine],
                 [weight for _, weight in mine],
             )
-        own = None
-        if self.method.server_model:
-            own = Group(self.model, {}, self.apart.shared(new))
+        return found
+
+    def server_group(self, new: Mapping[str, Tensor]) -> Group | None:
+        """The server's own model, where it has one that no client trains."""
+        return Group(self.model, {}, self.apart.shared(new)) if self.method.server_model else None
+
+    def answered(
+        self, groups: Mapping[Fraction, Group], own: Group | None
+    ) -> Mapping[Fraction | None, dict[str, Tensor]]:
+        """What the method's server makes of a round."""
+        assert self.method.server is not None
+        assert isinstance(self.task, Classification)
+        task, public, held = self.task, self.task.public, self.task.validation
+        assert public is not None
         given = None if held is None else (task.inputs(held.x), held.y)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(words(1, self.seed, "server", self.round)[0] >> 1))
-            found = self.method.server(ServerRound(self.round, self.seed, groups, task.inputs(public.x), given, own))
-        new |= found.get(None, {})
-        for level in groups:
-            tensors = found[level]
+            return self.method.server(ServerRound(self.round, self.seed, groups, task.inputs(public.x), given, own))
+
+    def take_over(self, new: dict[str, Tensor], found: Mapping[Fraction | None, dict[str, Tensor]]) -> None:
+        """The server's models take the averages' places in ``new``."""
+        if self.method.server_model and not self.whole:
+            new |= found[None]
+        for level in self.sizes:
             whole = {name: tensor.clone() for name, tensor in self._own_or_shared(new, level).items()}
-            self.axes.put(whole, tensors, windows[level])
+            self.axes.put(whole, found[level], self.window(self.round, level))
             copies = self.apart.names
             new |= {f"{name}@{level}" if name in copies else name: tensor for name, tensor in whole.items()}
             if copies and self.apart.leads and level == max(self.apart.capacities):
@@ -287,7 +330,7 @@ class Training:
         found = {}
         for width in sorted(self.method.client.widths):
             if width < capacity:
-                window = self.method.scheme.window(self.axes, round=self.round, capacity=width)
+                window = self.window(self.round, width)
                 found[width] = (window, self.apart.own(self.state, width))
         return found
 
@@ -298,7 +341,9 @@ class Training:
         jobs = []
         for member in members:
             capacity = self.method.width or member.capacity
-            window = self.method.scheme.window(self.axes, round=round, capacity=capacity, client=member.client)
+            if capacity not in self.sizes:
+                continue
+            window = self.window(round, capacity, member.client)
             jobs.append(Job(member.client, capacity, known.setdefault(window, window), part=member.part))
         return jobs
 
@@ -336,19 +381,18 @@ class Training:
         if self.measure.submodels and self.method.width is None:
             found["submodels"] = {
                 str(level): self.measure(self.task, self._model(level), self.model)["global_accuracy"]
-                for level in self.fleet.levels
+                for level in self.sizes
             }
         return found
 
     def _model(self, capacity: Fraction | None) -> nn.Module:
         """The server's model, or its sub-model of a capacity, as it stands."""
-        largest = capacity or max(self.fleet.levels)
+        largest = capacity or max(self.sizes, default=Fraction(1))
         own = capacity is None and not self.apart.leads
         self.axes.load(self.model, self.apart.shared(self.state) if own else self._own_or_shared(self.state, largest))
         if capacity is None:
             return self.model
-        window = self.method.scheme.window(self.axes, round=max(0, self.round - 1), capacity=capacity)
-        return self.axes.cut(self.model, window)
+        return self.axes.cut(self.model, self.window(max(0, self.round - 1), capacity))
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin with given weights; where they have none for a capacity's own copy, with those of the model."""

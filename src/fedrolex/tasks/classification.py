@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -37,6 +37,7 @@ class Classification(Task):
         rare: classes that belong to the small devices.
         mask: how absent classes are treated where local accuracy is measured with them masked.
         classes: how many there are; by default one more than the largest target.
+        models: by capacity, as in recipes, what makes the model its clients train instead of a part of ``build``'s.
         build_for: makes the model for so many input channels instead of the images', and so many times as wide, for
             feature maps (FedGKT).
     """
@@ -55,6 +56,7 @@ class Classification(Task):
     rare: Sequence[int] = ()
     mask: Mask = "neg_inf"
     classes: int = 0
+    models: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
     build_for: Callable[[int, int], nn.Module] | None = None
 
     def __post_init__(self) -> None:

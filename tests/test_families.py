@@ -1,0 +1,132 @@
+"""Models of different families side by side: equal to parts of one where they are, and apart where they are not."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from methods_shared import small
+from torch import nn
+
+from fedrolex import Classification, Examples, FedrolexError, Recipe
+from fedrolex.models import ResNet
+from fedrolex.runs import Training, prepare
+from fedrolex.runs.families import Families
+from fedrolex.tasks.partition import even
+
+HALF = Fraction(1, 2)
+METHODS = {
+    "feddf": ["method=feddf", "method.distillation={steps: 6, judge_every: 3}"],
+    "fedet": ["method=fedet", "method.transfer={steps: 6}"],
+    "dsfl": ["method=dsfl", "method.labels={epochs: 2}"],
+}
+
+
+def half(made: Training) -> dict[str, torch.Tensor]:
+    return made.axes.take(made._own_or_shared(made.state, HALF), made.window(0, HALF))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_that_is_a_part_of_the_other_trains_as_that_part(method: str) -> None:
+    """The 1/2 of an eight channels wide network, and the same network made four wide, from the same weights."""
+    plain = small(*METHODS[method])
+    families = small(*METHODS[method], "task.models={1/2: convnet:4}")
+    assert isinstance(families, Families)
+    families.others[HALF].start_from(half(plain))
+    rows = [[made.run_round() for _ in range(3)] for made in (plain, families)]
+    for one, other in zip(*rows, strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+        assert one["bytes_down"] == other["bytes_down"]
+    if method != "dsfl":  # there, what is kept by size is not trained
+        for name, tensor in half(plain).items():
+            torch.testing.assert_close(families.state[f"@1/2 {name}"], tensor, rtol=1e-4, atol=1e-5)
+    for name in plain.axes.tensors:
+        torch.testing.assert_close(families.state[name], plain.state[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_models_of_two_families_learn_from_each_other(method: str) -> None:
+    made = small(*METHODS[method], "task.models={1/2: resnet8:4}", "evaluation.submodels=true", "client.lr=0.05")
+    before = {name: tensor.clone() for name, tensor in made.state.items()}
+    for _ in range(3):
+        assert made.run_round()["clients"] == 4
+    found = made.evaluate()
+    assert set(found["submodels"]) == {"1", "1/2"}
+    stem = "@1/2 trunk.stem.weight" if method == "fedet" else "@1/2 stem.weight"
+    moved = not torch.equal(before[stem], made.state[stem])
+    assert moved == (method != "dsfl")  # whose clients keep their models to themselves
+    if method == "dsfl":
+        assert made.states is not None
+        kinds = {client: "stem.weight" in (made.states.get(client) or {}) for client in range(6)}
+        seen = [client for client in kinds if made.states.has(client)]
+        assert all(kinds[client] == (made.fleet.capacity(client) == HALF) for client in seen)
+
+
+def test_every_capacity_may_have_a_model_of_its_own() -> None:
+    """FedDF then has no use for the task's model, Fed-ET and DS-FL teach it at the server."""
+    for method, settings in METHODS.items():
+        made = small(*settings, "task.models={1: resnet8:4, 1/2: vgg11:2}", "task.model=convnet")
+        before = made.state["trunk.conv1.weight" if method == "fedet" else "conv1.weight"].clone()
+        made.run_round()
+        after = made.state["trunk.conv1.weight" if method == "fedet" else "conv1.weight"]
+        assert torch.equal(before, after) == (method == "feddf")
+        largest: Any = made
+        if method == "feddf":
+            assert isinstance(made, Families)
+            largest = made.others[Fraction(1)]
+        assert made.evaluate()["loss"] == pytest.approx(Training._evaluate(largest)["loss"])
+
+
+def test_what_one_kind_says_teaches_the_other() -> None:
+    """Only clients of the resnet take part: the other kind still learns, from them."""
+    learn = "method.distillation={steps: 60, judge_every: 10, lr: 0.01}"
+    made = small("method=feddf", learn, "task.models={1/2: resnet8:4}", "fleet.cohort=1", "client.epochs=8")
+    rounds = [r for r in range(20) if made.fleet.members(r)[0].capacity == HALF]
+    made.round = rounds[0]
+    before = made.state["conv1.weight"].clone()
+    made.run_round()
+    assert not torch.equal(before, made.state["conv1.weight"])
+
+
+def test_families_of_ones_own_in_python() -> None:
+    generator = torch.Generator().manual_seed(1)
+    y = torch.arange(120) % 3
+    x = torch.randn(120, 1, 8, 8, generator=generator) + y[:, None, None, None]
+    data = Examples(x, y)
+    task = Classification(
+        "mine",
+        lambda scale: nn.Sequential(nn.Conv2d(1, 8 * scale, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288 * scale, 3)),
+        data,
+        data,
+        even(y, 6, 1),
+        public=data,
+        validation=data,
+        models={"1/2": lambda: ResNet(8, 3, 1, 8, 4)},
+    )
+    settings = ["fleet.clients=6", "fleet.cohort=6", 'fleet.capacities=["1", "1/2"]', *METHODS["feddf"]]
+    made = prepare(Recipe(device="cpu").with_settings(settings), task)
+    for _ in range(3):
+        assert made.run_round()["clients"] == 6
+    assert made.evaluate()["global_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["method=fedavg", "task.models={1/2: resnet8}"], "fedavg brings clients together by their weights"),
+        (["method=fedrolex", "task.models={1/2: resnet8}"], "needs feddf, fedet or dsfl"),
+        (["method=feddf", "task.models={1/4: resnet8}"], "for capacity 1/4, which nobody in the fleet has"),
+        (["method=feddf", "task.models={1/2: resnet9}"], "did you mean 'resnet8'"),
+        (["method=feddf", "task.models={1/2: 'vgg11:wide'}"], "vgg11:16"),
+        (["method=feddf", "task.models={half: vgg11}"], "half"),
+        (["method=feddf", "task.models=vgg11"], "recipe key task.models is 'vgg11'"),
+        (["method=feddf", "task.models={1/2: 8}"], "use one of"),
+    ],
+)
+def test_mistakes(settings: list[str], message: str) -> None:
+    with pytest.raises(FedrolexError) as error:
+        small(*settings)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
