@@ -50,7 +50,7 @@ BASE = [
 
 def training(device: str, engine: str, settings: list[str]) -> Training:
     made = prepare(Recipe(device=device).with_settings([*BASE, *settings]))
-    for each in made.kinds:
+    for each in made.kinds():
         each.engine = Loop(each.model) if engine == "loop" else ENGINES[engine](each.model)
     return made
 
@@ -96,7 +96,7 @@ def test_clients_of_one_size_are_really_stacked(method: str) -> None:
     """With as many examples each, nothing is left to the loop, and the updates are the same."""
     settings = [*METHODS[method], "task.partition=iid", "task.limit=400", "client.batch=16"]
     made = training("cpu", "stack", settings)
-    for each in made.kinds:
+    for each in made.kinds():
         assert isinstance(each.engine, Stack)
         each.engine.loop.run = lambda plan: iter(())  # type: ignore[method-assign]
     alike(changes(training("cpu", "loop", settings)), changes(made), 1e-3)

@@ -25,7 +25,7 @@ METHODS = {
 
 
 def half(made: Training) -> dict[str, torch.Tensor]:
-    return made.axes.take(made._own_or_shared(made.state, HALF), made.window(0, HALF))
+    return made.axes.take(made.own_or_shared(made.state, HALF), made.window(0, HALF))
 
 
 @pytest.mark.parametrize("method", METHODS)

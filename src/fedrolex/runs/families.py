@@ -36,9 +36,8 @@ class Families(Training):
             _named(level, name): t for level, other in self.others.items() for name, t in other.state.items()
         }
 
-    @property
     def kinds(self) -> Sequence[Training]:
-        """This training, and the others where the run now stands."""
+        """This training, and the others, brought to where the run stands."""
         for level, other in self.others.items():
             other.state = {name: self.state[_named(level, name)] for name in other.state}
             other.round = self.round
@@ -78,15 +77,16 @@ class Families(Training):
         news = [each.averaged(intake)[0] for each, intake in zip(kinds, intakes, strict=True)]
         groups: dict[Fraction, Group] = {}
         for each, new, intake in zip(kinds, news, intakes, strict=True):
-            groups |= each.groups(new, intake)
-        found = self.answered({level: groups[level] for level in self.fleet.levels}, self.server_group(news[0]))
+            groups |= each.teaching.groups(new, intake)
+        ordered = {level: groups[level] for level in self.fleet.levels}
+        found = self.teaching.answered(ordered, self.teaching.server_group(news[0]))
         for each, new in zip(kinds, news, strict=True):
-            each.take_over(new, found)
+            each.teaching.take_over(new, found)
         return news
 
     def _evaluate(self) -> dict[str, Any]:
         """The server's model where it has one, else that of the largest capacity."""
-        _, *others = self.kinds
+        _, *others = self.kinds()
         served = self.method.server_model or self.method.labels is not None
         largest = max(self.fleet.levels)
         leading = self if served or largest in self.sizes else self.others[largest]

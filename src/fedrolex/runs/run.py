@@ -38,7 +38,7 @@ def _ahead(training: Training) -> bool:
 
 def engine_name(recipe: Recipe, training: Training) -> str:
     """What ran: the recipe's word, or what it was chosen to be; bits depend on it."""
-    return ", ".join(dict.fromkeys(_engine_name(recipe, each) for each in training.kinds))
+    return ", ".join(dict.fromkeys(_engine_name(recipe, each) for each in training.kinds()))
 
 
 def _engine_name(recipe: Recipe, training: Training) -> str:
@@ -186,7 +186,7 @@ class Run:
         first = training.engine
         if training.only_loop is not None and not isinstance(first, Auto | Loop):
             print(f"engine: loop ({training.only_loop})", file=sys.stderr)
-        for each in training.kinds:
+        for each in training.kinds():
             of = f"-{each.sizes[0]}".replace("/", "-") if each.whole else ""
             self._choose_for(each, self.folder / f"engine{of}.json")
 

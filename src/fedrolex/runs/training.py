@@ -20,18 +20,17 @@ from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
 from fedrolex.methods.fedselect import Selected
-from fedrolex.methods.server_round import Group, ServerRound
 from fedrolex.runs.apart import Apart
 from fedrolex.runs.client_state import ClientStates
 from fedrolex.runs.controls import SUFFIX, ControlBook
 from fedrolex.runs.intake import Intake, not_finite
 from fedrolex.runs.labelling import LabelBook
 from fedrolex.runs.measure import Measure
+from fedrolex.runs.teaching import Teaching
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
 from fedrolex.slicing.schemes import Select
 from fedrolex.slicing.windows import WHOLE, Window
-from fedrolex.streams import words
 from fedrolex.tasks import Classification, Task
 
 
@@ -87,7 +86,7 @@ class Training:
             self.state = self.labelling.remembered() | self.state
         self._bytes_at: dict[tuple[int, ...], int] = {}
         self._coming: dict[int, list[Job]] = {}
-        self._scratches: dict[Fraction, nn.Module] = {}
+        self.teaching = Teaching(self)
         self.label_axis = self._find_label_axis() if self.method.rows else None
         self._view: Selected | None = None
         if self.method.keys is not None:
@@ -95,7 +94,6 @@ class Training:
             asked = Select(keys=lambda _, client: {axis: self.view.keys(client).tolist()}, base=self.method.scheme)
             self.method = replace(self.method, scheme=asked)
 
-    @property
     def kinds(self) -> Sequence[Training]:
         """The trainings of the models that share no weights, this one first."""
         return [self]
@@ -177,7 +175,7 @@ class Training:
     def run_round(self) -> dict[str, Any]:
         """One round; returns its metrics. A round below the quorum is void, and the window still advances."""
         began = time.perf_counter()
-        intakes = [each.gather() for each in self.kinds]
+        intakes = [each.gather() for each in self.kinds()]
         losses = [loss for intake in intakes for loss in intake.losses]
         metrics: dict[str, Any] = {
             "round": self.round,
@@ -223,8 +221,8 @@ class Training:
             return new, {}
         new, drift = self.averaged(intake)
         if self.method.server is not None:
-            found = self.answered(self.groups(new, intake), self.server_group(new))
-            self.take_over(new, found)
+            given = self.teaching.groups(new, intake), self.teaching.server_group(new)
+            self.teaching.take_over(new, self.teaching.answered(*given))
         if self.controls is not None:
             new |= self.controls.settle(new)
         if self.method.optimizer is not None or self.method.server is not None or self.controls is not None:
@@ -245,60 +243,9 @@ class Training:
         if broken is not None:
             raise FedrolexError(f"round {self.round}: {broken} is no longer finite after the server's step")
 
-    def groups(self, new: Mapping[str, Tensor], intake: Intake) -> dict[Fraction, Group]:
-        """What a method's server may want to know of the clients of every size; ``new`` is the average."""
-        found = {}
-        for level in self.sizes:
-            window = self.window(self.round, level)
-            mine = [(upload, weight) for upload, weight in intake.uploads if upload.job.capacity == level]
-            found[level] = Group(
-                self._scratch(level, window),
-                self.axes.take(self._own_or_shared(self.state, level), window),
-                self.axes.take(self._own_or_shared(new, level), window),
-                [upload.tensors for upload, _ in mine],
-                [weight for _, weight in mine],
-            )
-        return found
-
-    def server_group(self, new: Mapping[str, Tensor]) -> Group | None:
-        """The server's own model, where it has one that no client trains."""
-        return Group(self.model, {}, self.apart.shared(new)) if self.method.server_model else None
-
-    def answered(
-        self, groups: Mapping[Fraction, Group], own: Group | None
-    ) -> Mapping[Fraction | None, dict[str, Tensor]]:
-        """What the method's server makes of a round."""
-        assert self.method.server is not None
-        assert isinstance(self.task, Classification)
-        task, public, held = self.task, self.task.public, self.task.validation
-        assert public is not None
-        given = None if held is None else (task.inputs(held.x), held.y)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(words(1, self.seed, "server", self.round)[0] >> 1))
-            return self.method.server(ServerRound(self.round, self.seed, groups, task.inputs(public.x), given, own))
-
-    def take_over(self, new: dict[str, Tensor], found: Mapping[Fraction | None, dict[str, Tensor]]) -> None:
-        """The server's models take the averages' places in ``new``."""
-        if self.method.server_model and not self.whole:
-            new |= found[None]
-        for level in self.sizes:
-            whole = {name: tensor.clone() for name, tensor in self._own_or_shared(new, level).items()}
-            self.axes.put(whole, found[level], self.window(self.round, level))
-            copies = self.apart.names
-            new |= {f"{name}@{level}" if name in copies else name: tensor for name, tensor in whole.items()}
-            if copies and self.apart.leads and level == max(self.apart.capacities):
-                new |= {name: tensor.clone() for name, tensor in whole.items()}
-
-    def _own_or_shared(self, state: Mapping[str, Tensor], level: Fraction) -> dict[str, Tensor]:
+    def own_or_shared(self, state: Mapping[str, Tensor], level: Fraction) -> dict[str, Tensor]:
         """The tensors a capacity's model is cut from."""
         return {**self.apart.shared(state), **self.apart.own(state, level)}
-
-    def _scratch(self, level: Fraction, window: Window) -> nn.Module:
-        """A model of a capacity to load tensors into."""
-        if level not in self._scratches:
-            with torch.random.fork_rng(devices=[]):
-                self._scratches[level] = self.axes.cut(self.model, window)
-        return self._scratches[level]
 
     def _plan(self) -> RoundPlan:
         jobs = self._coming.pop(self.round, None) or self._jobs(self.round)
@@ -389,7 +336,7 @@ class Training:
         """The server's model, or its sub-model of a capacity, as it stands."""
         largest = capacity or max(self.sizes, default=Fraction(1))
         own = capacity is None and not self.apart.leads
-        self.axes.load(self.model, self.apart.shared(self.state) if own else self._own_or_shared(self.state, largest))
+        self.axes.load(self.model, self.apart.shared(self.state) if own else self.own_or_shared(self.state, largest))
         if capacity is None:
             return self.model
         return self.axes.cut(self.model, self.window(max(0, self.round - 1), capacity))
