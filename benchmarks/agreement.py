@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -39,15 +41,24 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side, each a process")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     first, second = options.engines
     figures: dict[str, object] = {"engines": [first, second], "rounds": options.rounds, "seeds": options.seeds}
-    for method in options.methods:
-        both = []
-        for seed in range(1, options.seeds + 1):
-            both.append([accuracy(method, engine, seed, options.rounds) for engine in options.engines])
-            print(f"{method}, seed {seed}: {first} {both[-1][0]:.1f}, {second} {both[-1][1]:.1f}", flush=True)
+    seeds = range(1, options.seeds + 1)
+    with ProcessPoolExecutor(options.at_once, mp_context=get_context("spawn")) as pool:
+        runs = {
+            (method, seed): [pool.submit(accuracy, method, engine, seed, options.rounds) for engine in options.engines]
+            for method in options.methods
+            for seed in seeds
+        }
+        found: dict[str, list[list[float]]] = {method: [] for method in options.methods}
+        for (method, seed), futures in runs.items():
+            found[method].append([future.result() for future in futures])
+            a, b = found[method][-1]
+            print(f"{method}, seed {seed}: {first} {a:.1f}, {second} {b:.1f}", flush=True)
+    for method, both in found.items():
         apart = [b - a for a, b in both]
         error = statistics.stdev(apart) / len(apart) ** 0.5
         means = [statistics.mean(column) for column in zip(*both, strict=True)]

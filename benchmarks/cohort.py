@@ -6,6 +6,7 @@ Ten clients, two of each capacity from 1 to 1/16, 500 CIFAR-shaped images each, 
     python benchmarks/cohort.py --device cuda [--precision bf16] [--rounds 20] [--batch 128 --optimizer adam]
     python benchmarks/cohort.py --device cuda --seeds 4 [--engines graph]
     python benchmarks/cohort.py --device cuda --words --clients 200
+    python benchmarks/cohort.py --device cuda --model lenet --mix '["1"]' --batch 64 --precision fp32
     python benchmarks/cohort.py --device cpu --images 30 [--clients 50 --mix income] [--engines loop crew auto]
 
 On a GPU a round is everything but evaluation; its parts (load, train, fold) are timed in rounds of their own, waiting
@@ -35,10 +36,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedrolex import Classification, Examples, Recipe
 from fedrolex.engines import Auto, Crew, Engine, Graph, Loop, Stack
-from fedrolex.models import preresnet18
+from fedrolex.models import LeNet, preresnet18
 from fedrolex.runs import Training, prepare
 from fedrolex.runs.side_by_side import QUEUES
 from fedrolex.tasks.partition import Partition
@@ -47,7 +49,7 @@ from fedrolex.tasks.pixels import Pixels
 FLOOR = 0.93  # milliseconds of a cohort step where batch size costs nothing: ten clients in batches of 500, H200
 
 
-def paper_cohort(recipe: Recipe, images: int, width: int) -> Training:
+def paper_cohort(recipe: Recipe, images: int, build: Callable[[int], nn.Module]) -> Training:
     """All clients of the fleet, with as many images each, in every round."""
     generator = torch.Generator().manual_seed(0)
     clients = recipe.fleet.clients or 10
@@ -56,7 +58,7 @@ def paper_cohort(recipe: Recipe, images: int, width: int) -> Training:
     data = Examples(x, y)
     task = Classification(
         "random",
-        lambda scale: preresnet18(width=width * scale),
+        build,
         data,
         data.rows(torch.arange(clients * images).repeat(2)[:10_000]),
         Partition.of(range(i * images, (i + 1) * images) for i in range(clients)),
@@ -299,7 +301,8 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--rounds", type=int, default=None, help="timed; 5 on a CPU, 20 on a GPU")
     parser.add_argument("--images", type=int, default=500)
-    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--model", default="preresnet18", choices=["preresnet18", "lenet"])
+    parser.add_argument("--width", type=int, default=None, help="64, of a LeNet 6")
     parser.add_argument("--batch", type=int, default=None, help="10, with words 8")
     parser.add_argument("--optimizer", default=None, choices=["sgd", "adam"])
     parser.add_argument("--engines", nargs="+", choices=["loop", "stack", "crew", "auto", "graph"])
@@ -337,8 +340,13 @@ def main() -> None:
     }
     engines = {name: known[name] for name in options.engines}
 
+    def build(scale: int) -> nn.Module:
+        if options.model == "lenet":
+            return LeNet(width=(options.width or 6) * scale)
+        return preresnet18(width=(options.width or 64) * scale)
+
     def cohort() -> Training:
-        return word_cohort(recipe) if options.words else paper_cohort(recipe, options.images, options.width)
+        return word_cohort(recipe) if options.words else paper_cohort(recipe, options.images, build)
 
     def with_engine(make: Callable[[Training], Engine]) -> Training:
         made = cohort()

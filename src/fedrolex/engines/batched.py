@@ -27,7 +27,6 @@ from fedrolex.engines.captured import captured
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import random_draws
-from fedrolex.engines.precision import tried_convolutions
 from fedrolex.engines.stack import clip_each
 from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle
@@ -207,11 +206,8 @@ class Batched:
                 lane.totals.add_(torch.where(busy, losses.detach(), 0.0))
                 lane.counter.add_(1)
 
-        if lane.stream is None:
-            return step
         lane.read.append(within)
-        with tried_convolutions(self.precision):
-            return captured(step, lane.counter.zero_, lane.stream)
+        return captured(step, lane.counter.zero_, lane.stream, self.precision)
 
     # --- a round ---
 

@@ -23,7 +23,6 @@ from fedrolex.engines.captured import captured
 from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
 from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import Loop, random_draws, why_failed
-from fedrolex.engines.precision import tried_convolutions
 from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples
@@ -213,11 +212,8 @@ class Graph:
             lane.total.add_(loss)
             lane.counter.add_(1)
 
-        if lane.stream is None:
-            return step
         lane.read.append(within)
-        with tried_convolutions(self.precision):
-            return captured(step, lane.counter.zero_, lane.stream)
+        return captured(step, lane.counter.zero_, lane.stream, self.precision)
 
     def _compiled_step(self, plan: RoundPlan, lane: Lane) -> Callable[..., Tensor]:
         """The step as one compiled function of its tensors, shared by all lanes of the same widths."""
