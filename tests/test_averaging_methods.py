@@ -16,6 +16,7 @@ from fedrolex.methods import ServerOptimizer
 from fedrolex.methods.scaffold import Controls
 from fedrolex.runs import Training, prepare
 from fedrolex.runs.controls import ControlBook
+from fedrolex.runs.intake import LATE
 
 # --- two clients with a parabola each: a = (1, 3), b = (0, 4), K = 5 full gradients of rate 0.1 ---
 
@@ -206,7 +207,7 @@ def test_fedprox_keeps_stragglers_and_fedavg_drops_them() -> None:
     assert sum(len(other["dropped"]) for _, other in rows) == sum(
         member.part < 1 for round in range(4) for member in kept.fleet.members(round)
     )
-    assert all(why == "did not finish in time" for _, other in rows for why in other["dropped"].values())
+    assert all(why == LATE for _, other in rows for why in other["dropped"].values())
     assert all(one["bytes_down"] == other["bytes_down"] for one, other in rows)
 
 

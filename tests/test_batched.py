@@ -68,13 +68,40 @@ def test_the_update_is_that_of_loop(words: Callable[..., Training], settings: st
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold"])
 def test_small_networks_that_convolve(method: str, device: str) -> None:
     """Clients of one width as one step: uneven holdings, shifted images, pulled and corrected gradients."""
-    settings = [f"method={method}", "method.mu=0.5", "method.denominator=momentum", "task.augment=true"]
+    settings = [
+        f"method={method}", "method.mu=0.5", "method.denominator=momentum", "task.augment=true",
+        "client.epochs=3", "client.momentum=0.9", "client.lr=0.02", "client.batch=10",
+    ]  # fmt: skip
     made = training(device, "graph", settings)
     engine: Any = made.engine
     engine._wave = None  # nothing is left to single lanes
     found = changes(made, 2)
     assert engine._batched._lanes
     alike(changes(training(device, "loop", settings), 2), found, 1e-3)
+
+
+def test_dropout_follows_the_seed_and_nothing_else(words: Callable[..., Training]) -> None:
+    found = []
+    for before in (1, 2):
+        made = words("cpu", Graph, [])
+        for module in made.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.3
+        torch.manual_seed(before)
+        made.run_round()
+        engine: Any = made.engine
+        assert engine._batched._lanes
+        found.append(made.state)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_adam_over_several_epochs_is_left_to_lanes() -> None:
+    settings = ["method=fedavg", "client.optimizer=adam", "client.lr=0.002", "client.epochs=2"]
+    made = training("cpu", "graph", settings)
+    found = changes(made)
+    engine: Any = made.engine
+    assert not engine._batched._lanes
+    alike(changes(training("cpu", "loop", settings)), found, 1e-2)
 
 
 def test_large_or_lonely_networks_that_convolve_are_left_to_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

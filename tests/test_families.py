@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from methods_shared import small
 from torch import nn
+from typer.testing import CliRunner
 
-from fedrolex import Classification, Examples, FedrolexError, Recipe
-from fedrolex.models import ResNet
+from fedrolex import Classification, Examples, FedrolexError, Recipe, Task
+from fedrolex.cli.app import app
+from fedrolex.models import VGG, Represented, ResNet
 from fedrolex.runs import Training, prepare
+from fedrolex.runs.checkpoint import write
 from fedrolex.runs.families import Families
 from fedrolex.tasks.partition import even
 
@@ -53,7 +58,7 @@ def test_models_of_two_families_learn_from_each_other(method: str) -> None:
     for _ in range(3):
         assert made.run_round()["clients"] == 4
     found = made.evaluate()
-    assert set(found["submodels"]) == {"1", "1/2"}
+    assert set(found["submodels"]) == ({"1"} if method == "dsfl" else {"1", "1/2"})
     stem = "@1/2 trunk.stem.weight" if method == "fedet" else "@1/2 stem.weight"
     moved = not torch.equal(before[stem], made.state[stem])
     assert moved == (method != "dsfl")  # whose clients keep their models to themselves
@@ -116,11 +121,14 @@ def test_families_of_ones_own_in_python() -> None:
     ("settings", "message"),
     [
         (["method=fedavg", "task.models={1/2: resnet8}"], "fedavg brings clients together by their weights"),
-        (["method=fedrolex", "task.models={1/2: resnet8}"], "needs feddf, fedet or dsfl"),
+        (["method=fedrolex", "task.models={1/2: resnet8}"], "needs one of feddf, fedet, dsfl"),
         (["method=feddf", "task.models={1/4: resnet8}"], "for capacity 1/4, which nobody in the fleet has"),
         (["method=feddf", "task.models={1/2: resnet9}"], "did you mean 'resnet8'"),
         (["method=feddf", "task.models={1/2: 'vgg11:wide'}"], "vgg11:16"),
         (["method=feddf", "task.models={half: vgg11}"], "half"),
+        (["method=feddf", "task.models={0.5: vgg11, 1/2: resnet8}"], "two models for one capacity: 0.5, 1/2"),
+        (["method=feddf", "task.models={1/2: 'resnet8:2'}", "task.norm=group"], "2 channels do not divide evenly"),
+        (["method=fedet", "task.models={1/3: resnet8}", "fleet.server=2"], "for capacity 1/3, which nobody"),
         (["method=feddf", "task.models=vgg11"], "recipe key task.models is 'vgg11'"),
         (["method=feddf", "task.models={1/2: 8}"], "use one of"),
     ],
@@ -130,3 +138,76 @@ def test_mistakes(settings: list[str], message: str) -> None:
         small(*settings)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_task_of_ones_own_puts_data_aside() -> None:
+    y = torch.arange(200) % 4
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(1)) + y[:, None]
+    task = Task.split(
+        lambda scale: nn.Sequential(nn.Linear(6, 8 * scale), nn.ReLU(), nn.Linear(8 * scale, 4)),
+        Examples(x, y),
+        Examples(x, y),
+        clients=6,
+        public=0.1,
+        validation=0.2,
+    )
+    assert isinstance(task, Classification)
+    assert task.public is not None
+    assert task.validation is not None
+    assert (len(task.train), len(task.public), len(task.validation)) == (140, 20, 40)
+    fleet = ["fleet.clients=6", "fleet.cohort=6", 'fleet.capacities=["1", "1/2"]']
+    made = prepare(Recipe(device="cpu").with_settings([*fleet, *METHODS["feddf"]]), task)
+    assert made.run_round()["clients"] == 6
+    with pytest.raises(FedrolexError, match="Represented"):
+        prepare(Recipe(device="cpu").with_settings([*fleet, *METHODS["fedet"]]), task)
+
+
+def test_a_network_of_ones_own_for_fedet() -> None:
+    y = torch.arange(200) % 4
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(1)) + y[:, None]
+    data = Examples(x, y)
+
+    def build(scale: int) -> nn.Module:
+        trunk = nn.Sequential(nn.Linear(6, 8 * scale), nn.ReLU(), nn.Linear(8 * scale, 5))
+        return Represented(trunk, 5, 4)
+
+    task = Task.split(build, data, data, clients=6, public=0.2)
+    fleet = ["fleet.clients=6", "fleet.cohort=6", 'fleet.capacities=["1", "1/2"]']
+    made = prepare(Recipe(device="cpu").with_settings([*fleet, *METHODS["fedet"]]), task)
+    assert made.run_round()["clients"] == 6
+
+
+def test_weights_of_all_networks_can_be_given(tmp_path: Path) -> None:
+    settings = [*METHODS["feddf"], "task.models={1/2: resnet8:4}"]
+    first = small(*settings, "seed=3")
+    first.run_round()
+    write(tmp_path / "weights.safetensors", first.state, {})
+    second = small(*settings, f"weights={tmp_path / 'weights.safetensors'}")
+    assert all(torch.equal(second.state[name], first.state[name]) for name in first.state)
+
+
+def test_networks_that_never_leave_their_clients_are_not_measured() -> None:
+    made = small(*METHODS["dsfl"], "task.models={1/2: resnet8:4}", "evaluation.submodels=true")
+    made.run_round()
+    assert set(made.evaluate()["submodels"]) == {"1"}
+
+
+def test_costs_are_those_of_the_networks_that_are_trained() -> None:
+    words = ["--set", "method=feddf", "--set", "task.models={1: vgg11:4, 1/4: resnet8:4}", "--json"]
+    done = CliRunner().invoke(app, ["costs", "digits", *words])
+    found = {row["capacity"]: row["parameters"] for row in json.loads(done.stdout)["capacities"]}
+    vgg, resnet = VGG(10, 1, 8, 4), ResNet(8, 10, 1, 8, 4)
+    assert found["1"] == sum(p.numel() for p in vgg.parameters())
+    assert found["1/4"] == sum(p.numel() for p in resnet.parameters())
+    assert found["1/2"] == 6_186
+
+
+def test_the_full_model_is_the_largest_one_that_is_trained() -> None:
+    made = small(*METHODS["feddf"], "task.models={1: resnet8:4, 1/2: vgg11:2}")
+    assert made.whole_bytes() == 4 * sum(p.numel() for p in ResNet(8, 10, 1, 8, 4).parameters())
+
+
+def test_targets_without_a_class_are_refused() -> None:
+    data = Examples(torch.zeros(4, 2), torch.tensor([0, 1, 2, 9]))
+    with pytest.raises(FedrolexError, match="a target 9, but 3 classes"):
+        Classification("mine", lambda scale: nn.Linear(2, 3), data, data, even(data.y, 2, 1), classes=3)

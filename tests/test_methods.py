@@ -11,7 +11,7 @@ import torch
 from methods_shared import SMALL, small
 from safetensors.torch import load_file
 
-from fedrolex import FedrolexError, Recipe
+from fedrolex import Classification, FedrolexError, Recipe, train
 from fedrolex.runs import Run, prepare
 
 # --- every method: trains, resumes bit for bit, is refused early ---
@@ -56,6 +56,32 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(method: str, tmp_pat
         return [{key: value for key, value in row.items() if key != "seconds"} for row in run.rows()]
 
     assert json.dumps(timeless(whole)) == json.dumps(timeless(broken))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_from_python_a_trained_model_comes_back(method: str) -> None:
+    """The one that was measured."""
+    recipe = Recipe(device="cpu").with_settings([*SMALL, *METHODS[method], "rounds=2", "evaluation.batch=300"])
+    done = train(recipe)
+    if method == "fedgkt":  # takes feature maps, which a client's first layers make
+        return
+    task = prepare(recipe).task
+    assert isinstance(task, Classification)
+    model = done.model if done.summary.get("statistics") is None else None
+    width = prepare(recipe).method.width
+    if model is not None and width is None:
+        right = (model.eval()(task.inputs(task.test.x)).argmax(1) == task.test.y).double().mean()
+        assert float(right) == pytest.approx(done.summary["global_accuracy"])
+
+
+def test_two_runs_write_the_same_file(tmp_path: Path) -> None:
+    recipe = Recipe(device="cpu").with_settings([*SMALL, "rounds=1"])
+    files = []
+    for name in ("a", "b"):
+        run = Run.create(tmp_path / name, recipe)
+        run.go(prepare(recipe))
+        files.append(run.checkpoint.read_bytes())
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("method", ["scaffold", "dsfl", "fedgkt"])

@@ -227,7 +227,7 @@ def spoil(folder: Path, how: str) -> None:
         tensors, about = checkpoints.read(path)
         from safetensors.torch import save_file
 
-        save_file(tensors, path, {**about, "format": "9"})
+        save_file(tensors, path, {checkpoints.ABOUT: json.dumps({**about, "format": "9"})})
     elif how == "other model":
         checkpoints.write(path, {"a": torch.zeros(1)}, {"round": "1"})
     elif how == "garbage":

@@ -175,7 +175,9 @@ def test_global_and_local_accuracy_by_hand() -> None:
     assert hard.evaluate(Table(scores))["local_accuracy_masked"] == 1.0
     own = Classification("table", lambda _: Table(scores), test, test, parts, Partition.of([[0], [2, 3]]), mask="zero")
     assert own.evaluate(Table(scores))["local_accuracy"] == pytest.approx(1 / 3)  # over examples, not over clients
-    assert task.facts() == {"examples": 4, "unused_examples": 0, "labels_per_client": 1.5}
+    assert task.facts() == {
+        "examples": 4, "unused_examples": 0, "labels_per_client": 1.5, "public_examples": 0, "validation_examples": 0,
+    }  # fmt: skip
 
 
 def test_one_pass_over_the_test_set_is_enough() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +11,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from fedrolex.cli.arguments import read_inputs
 from fedrolex.cli.console import console
 from fedrolex.cli.figures import check_figure, draw_costs
 from fedrolex.cli.train import AsJson, Settings, find_recipe
 from fedrolex.costs import Cost, MeanCost, cost, fleet_mean, paper_rounding
+from fedrolex.runs.task_recipe import ImagesRecipe
 from fedrolex.slicing import exact, trace
 
 # The paper's PreResNet18 with ten classes at 1, 1/2, 1/4, 1/8, 1/16, and what its table prints for the largest
@@ -44,7 +46,13 @@ def costs_command(
     example = read_inputs([], model)
     axes = trace(model, example).freeze(*plan.task.frozen_axes())
     rounding: Any = plan.method.rounding
-    costs = [cost(model, axes, part, example, rounding) for part in parts]
+    own = plan.task.make_models() if isinstance(plan.task, ImagesRecipe) else {}
+    costs = [
+        cost(model, axes, part, example, rounding)
+        if exact(name) not in own
+        else replace(_whole(own[exact(name)], example), capacity=part)
+        for name, part in zip(names, parts, strict=True)
+    ]
     mean = fleet_mean(costs, plan.fleet.shares)
     paper = plan.fleet.server == 1 and _is_the_papers(costs, plan.fleet.shares)
     if figure is not None:
@@ -65,6 +73,11 @@ def costs_command(
     _show(screen, title, names, shares, costs, mean, paper)
     if figure is not None:
         screen.print(f"figure: {figure}", highlight=False)
+
+
+def _whole(model: nn.Module, example: Any) -> Cost:
+    """Of a network that clients train as it is."""
+    return cost(model, trace(model, example), Fraction(1), example)
 
 
 def _is_the_papers(costs: list[Cost], shares: Any) -> bool:

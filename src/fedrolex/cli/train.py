@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import resources
@@ -19,10 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedrolex.cli.console import console
+from fedrolex.cli.results import draw, show_results, verdict
 from fedrolex.data.images import NAMES
 from fedrolex.errors import FedrolexError
 from fedrolex.methods.needs import TABLE, Needs
 from fedrolex.runs.compare import alternatives
+from fedrolex.runs.intake import LATE
 from fedrolex.runs.prepare import prepare
 from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
 from fedrolex.runs.run import Progress as RoundDone
@@ -32,15 +35,8 @@ from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
 from fedrolex.runs.training import Training
 
 QUICKSTART = "digits"
-ACCURACIES = {
-    "global_accuracy": "global accuracy",
-    "local_accuracy": "local accuracy",
-    "local_accuracy_masked": "local, masked",
-    "rare_accuracy": "rare classes",
-    "validation_accuracy": "validation",
-    "accuracy_no_oov": "without unknown words",
-    "accuracy_no_oov_no_eos": "and ends",
-}
+NAMED = 8  # clients of a round, in one line
+SILENCE = 20  # seconds without a word in a pipe
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, e.g. client.lr=0.05. Repeatable."),
@@ -96,9 +92,7 @@ def train_command(
     base = _with_whole_paths(base)
     chosen = [base.seed] if seeds is None else _seeds(seeds)
     folder = out or _fresh(f"{Path(recipe).stem}-{base.method.name}")
-    plans = {base.method.name: (folder, base)}
-    for number, (what, other) in enumerate((alternatives(base) if base.compare else {}).items(), 1):
-        plans[what] = (folder.with_name(f"{folder.name}-alone-{number}"), other)
+    plans = _plans(folder, base)
     for where, _ in plans.values():
         if where.exists():
             raise FedrolexError(f"{where} exists already: give another --out, or go on with: fedrolex resume {where}")
@@ -111,18 +105,8 @@ def train_command(
         os.environ.setdefault(*QUEUES)
     results: list[dict[str, Any]] = []
     for start in range(0, len(every), at_once):
-        results += _train(every[start : start + at_once], as_json)
-    if as_json:
-        typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1))
-        return
-    show_results(console(), results)
-    if base.compare:
-        console().print(verdict(results, list(plans)), highlight=False)
-        picture = folder / "accuracy.png"
-        draw(results, picture)
-        console().print(f"picture: {picture}", highlight=False)
-    else:
-        console().print("What this fleet could do without it: add --set compare=true.", style="dim", highlight=False)
+        results += _train(every[start : start + at_once], as_json, folder if len(chosen) == 1 else None)
+    _report(results, base, plans, folder, as_json)
 
 
 def resume_command(
@@ -138,11 +122,43 @@ def resume_command(
         )
     recipe = opened.recipe()
     recipe = recipe if data is None else replace(recipe, data=str(Path(data).resolve()))
-    (summary,) = _go([recipe.method.name], [opened], [prepare(recipe)], as_json)
+    compared = replace(recipe, compare=recipe.compare and not run.name.startswith("seed-"))
+    plans = _plans(run, compared)
+    results = [
+        summary
+        for what, (folder, plan) in plans.items()
+        for summary in _train([(what, folder, plan)], as_json, run, again=folder.exists())
+    ]
+    _report(results, compared, plans, run, as_json)
+
+
+def _plans(folder: Path, recipe: Recipe) -> dict[str, tuple[Path, Recipe]]:
+    """A run and, where it is to be compared, what the fleet could do without it: folders and recipes by name."""
+    plans = {recipe.method.name: (folder, recipe)}
+    for number, (what, other) in enumerate((alternatives(recipe) if recipe.compare else {}).items(), 1):
+        plans[what] = (folder.with_name(f"{folder.name}-alone-{number}"), other)
+    return plans
+
+
+def _report(
+    results: list[dict[str, Any]],
+    recipe: Recipe,
+    plans: Mapping[str, tuple[Path, Recipe]],
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """What is said in the end."""
     if as_json:
-        typer.echo(json.dumps(summary, indent=1))
+        typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1))
+        return
+    show_results(console(), results)
+    if recipe.compare:
+        console().print(verdict(results, list(plans)), highlight=False)
+        picture = folder / "accuracy.png"
+        draw(results, picture)
+        console().print(f"picture: {picture}", highlight=False)
     else:
-        show_results(console(), [summary])
+        console().print("What this fleet could do without it: add --set compare=true.", style="dim", highlight=False)
 
 
 def list_command(as_json: AsJson = False) -> None:
@@ -160,6 +176,7 @@ def _table_of_methods() -> Table:
     """The paper's Table 1 as it holds here."""
     columns: dict[str, Callable[[Needs], bool]] = {
         "clients of several sizes": lambda needs: not needs.one_size,
+        "networks of several families": lambda needs: needs.families,
         "server larger than all clients": lambda needs: needs.larger_server,
         "secure aggregation possible": lambda needs: needs.secure_aggregation,
         "needs public data": lambda needs: needs.public,
@@ -211,22 +228,34 @@ def _fresh(name: str) -> Path:
     return Path("runs", f"{name}-{number}")
 
 
-def _train(every: Sequence[tuple[str, Path, Recipe]], quiet: bool) -> list[dict[str, Any]]:
-    """Train recipes into folders; several go side by side, if they can."""
+def _train(
+    every: Sequence[tuple[str, Path, Recipe]], quiet: bool, first: Path | None, *, again: bool = False
+) -> list[dict[str, Any]]:
+    """Train recipes into folders; several go side by side, if they can.
+
+    Args:
+        every: names, folders and recipes.
+        quiet: show no progress.
+        first: the folder to resume, if interrupted; None is each its own.
+        again: the folders are there already.
+    """
     trainings = [prepare(recipe) for _, _, recipe in every]
-    runs = [Run.create(folder, recipe) for _, folder, recipe in every]
+    runs = [Run.open(folder) if again else Run.create(folder, recipe) for _, folder, recipe in every]
     names = [what for what, _, _ in every]
     if len(every) > 1 and all(fits(training) for training in trainings):
-        found = _go(names, runs, trainings, quiet)
+        found = _go(names, runs, trainings, quiet, first)
     else:
         if len(every) > 1:
             why = "dropout and engines with threads of their own share what one process has once"
             print(f"--at-once: these runs go one after the other ({why})", file=sys.stderr)
-        found = [_go([name], [run], [one], quiet)[0] for name, run, one in zip(names, runs, trainings, strict=True)]
+        each = zip(names, runs, trainings, strict=True)
+        found = [_go([name], [run], [one], quiet, first)[0] for name, run, one in each]
     return [{**summary, "method": what} for summary, what in zip(found, names, strict=True)]
 
 
-def _go(names: Sequence[str], runs: Sequence[Run], trainings: Sequence[Training], quiet: bool) -> list[dict[str, Any]]:
+def _go(
+    names: Sequence[str], runs: Sequence[Run], trainings: Sequence[Training], quiet: bool, first: Path | None
+) -> list[dict[str, Any]]:
     """Train runs to their ends, side by side if there are several."""
     try:
         with _progress(names, [run.recipe() for run in runs], quiet) as steps:
@@ -234,14 +263,16 @@ def _go(names: Sequence[str], runs: Sequence[Run], trainings: Sequence[Training]
                 return [runs[0].go(trainings[0], steps[0])]
             return side_by_side(list(zip(runs, trainings, steps, strict=True)))
     except KeyboardInterrupt:
-        for run, training in zip(runs, trainings, strict=True):
-            print(f"stopped after round {training.round}; go on with: fedrolex resume {run.folder}", file=sys.stderr)
+        for name, run, training in zip(names, runs, trainings, strict=True):
+            what = "" if first in (None, run.folder) else f" of what it is compared with ({name})"
+            said = f"stopped after round {training.round}{what}; go on with: fedrolex resume {first or run.folder}"
+            print(said, file=sys.stderr)
         raise SystemExit(130) from None
 
 
 @contextmanager
 def _progress(names: Sequence[str], recipes: Sequence[Recipe], quiet: bool) -> Iterator[list[RoundDone]]:
-    """Rounds, time left and accuracy of every run on a terminal; nothing in a pipe."""
+    """Rounds, time left and accuracy of every run on a terminal; in a pipe a line now and then."""
     screen = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -251,89 +282,38 @@ def _progress(names: Sequence[str], recipes: Sequence[Recipe], quiet: bool) -> I
         TextColumn("{task.fields[accuracy]}"),
     )
     with Progress(*columns, console=screen, disable=quiet or not screen.is_terminal) as bar:
-        yield [_step(bar, screen, name, recipe) for name, recipe in zip(names, recipes, strict=True)]
+        yield [_step(bar, screen, name, recipe, quiet) for name, recipe in zip(names, recipes, strict=True)]
 
 
-def _step(bar: Progress, screen: Console, name: str, recipe: Recipe) -> RoundDone:
+def _step(bar: Progress, screen: Console, name: str, recipe: Recipe, quiet: bool) -> RoundDone:
     """What is shown of a run after every round."""
-    task = bar.add_task(f"{name}, seed {recipe.seed}", total=recipe.rounds, accuracy="")
+    what = f"{name}, seed {recipe.seed}"
+    task = bar.add_task(what, total=recipe.rounds, accuracy="")
+    last = time.monotonic()
 
     def step(row: dict[str, Any]) -> None:
-        for client, why in row["dropped"].items():
-            said = f"round {row['round']}: client {client} dropped: {why}"
+        nonlocal last
+        for said in dropped(row):
             screen.print(said, highlight=False, markup=False, soft_wrap=True)
         bar.update(task, completed=row["round"] + 1)
-        if "global_accuracy" in row:
-            bar.update(task, accuracy=f"{row['global_accuracy']:.1%}")
+        accuracy = f"{row['global_accuracy']:.1%}" if "global_accuracy" in row else ""
+        if accuracy:
+            bar.update(task, accuracy=accuracy)
+        if not (quiet or screen.is_terminal) and time.monotonic() - last > SILENCE:
+            last = time.monotonic()
+            screen.print(f"{what}: round {row['round'] + 1} of {recipe.rounds} {accuracy}".rstrip(), highlight=False)
 
     return step
 
 
-def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
-    """A table of finished runs."""
-    table = Table()
-    shown = {key: heading for key, heading in ACCURACIES.items() if any(result.get(key) for result in results)}
-    if all(result.get("local_accuracy_masked") == result.get("local_accuracy") for result in results):
-        shown.pop("local_accuracy_masked", None)  # every client holds every class
-    for heading in ("", "seed", *shown.values(), "sent", "of full-model training", "training seconds"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for result in results:
-        found = [result.get(key) for key in shown]
-        table.add_row(
-            str(result["method"]),
-            str(result["seed"]),
-            *("" if value is None else f"{value:.1%}" for value in found),
-            f"{result['bytes'] / 2**20:.1f} MiB",
-            f"{result['bytes'] / max(1, result['bytes_of_full_model']):.1%}",
-            f"{result['seconds']:.0f}",
-        )
-    screen.print(table)
-    for result in results:
-        if "submodels" in result:
-            parts = ", ".join(f"{capacity}: {value:.1%}" for capacity, value in result["submodels"].items())
-            screen.print(f"sub-models of {result['method']}, global accuracy: {parts}", highlight=False)
-    first = results[0]
-    remarks = [f"batch norm statistics: {first['statistics']}"] if first.get("statistics") else []
-    if first.get("unused_examples"):
-        remarks.append(f"{first['unused_examples']:,} examples are with nobody")
-    if first.get("labels_per_client"):
-        remarks.append(f"{first['labels_per_client']:.2f} labels a client")
-    if remarks:
-        screen.print("; ".join(remarks), style="dim", highlight=False)
-    screen.print(f"run: {first['run']}", style="dim", highlight=False, soft_wrap=True)
-
-
-def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
-    """One line: did the first method beat what the fleet could do without it? The last one is out of reach."""
-
-    def mean(what: str) -> float:
-        found = [float(result["global_accuracy"]) for result in results if result["method"] == what]
-        return sum(found) / len(found)
-
-    best = max(methods[1:-1], key=mean)
-    gap = 100 * (mean(methods[0]) - mean(best))
-    if gap > 0:
-        return f"{methods[0]} beats the best this fleet could do without it ({best}) by {gap:.1f} points."
-    return f"Here the fleet does better without it: {best}, by {-gap:.1f} points."
-
-
-def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy over rounds of several runs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for place, result in enumerate(results):
-        rows = [row for row in Run.open(Path(result["run"])).rows() if "global_accuracy" in row]
-        style = {"linewidth": 2.2} if place == 0 else {"linewidth": 1.2, "linestyle": "--"}
-        places, values = [r["round"] + 1 for r in rows], [r["global_accuracy"] for r in rows]
-        axes.plot(places, values, label=result["method"], marker="o", markersize=3, **style)
-    axes.set(xlabel="round", ylabel="accuracy on unseen examples", ylim=(0, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(color="#eeeeee")
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def dropped(row: Mapping[str, Any]) -> list[str]:
+    """Whose answers of a round were not used, a line for every reason but for stragglers, who were asked for."""
+    reasons: dict[str, list[str]] = {}
+    for client, why in row["dropped"].items():
+        if why != LATE:
+            reasons.setdefault(why, []).append(client)
+    return [
+        f"round {row['round']}: client{'s' * (len(who) > 1)} {', '.join(who[:NAMED])}"
+        f"{f' and {len(who) - NAMED} more' if len(who) > NAMED else ''} dropped: {why}"
+        for why, who in reasons.items()
+    ]

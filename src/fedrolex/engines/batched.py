@@ -29,7 +29,7 @@ from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import random_draws
 from fedrolex.engines.stack import clip_each
 from fedrolex.optimizer import Memory
-from fedrolex.streams import shuffle
+from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples, Task
 
 PLACES = 16  # clients in one step, at most
@@ -107,6 +107,8 @@ class Batched:
         """Whether a round can be trained here, and is worth it."""
         if not self._alone or ignored_by(plan.task) is None:
             return False
+        if plan.client.optimizer == "adam" and plan.client.epochs > 1:
+            return False  # its count of steps is one for all, and those who are done early take fewer
         if not self._convolves:
             return len(plan.jobs) >= PLACES
         widths = Counter(tuple(plan.axes.widths(job.window).items()) for job in plan.jobs)
@@ -117,9 +119,11 @@ class Batched:
         data, failures = holdings(plan, jobs)
         seats = self._seats(plan, [job for job in jobs if job.client in data], data)
         self._start(plan, seats)
-        for epoch in range(plan.client.epochs):
-            self._fill(plan, seats, epoch)
-            self._train(plan, seats)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(words(1, plan.seed, "cohort", plan.round)[0] >> 1))
+            for epoch in range(plan.client.epochs):
+                self._fill(plan, seats, epoch)
+                self._train(plan, seats)
         answers = {**failures, **self._answers(plan, seats)}
         for job in jobs:
             yield answers[job.client]
@@ -182,6 +186,7 @@ class Batched:
         within = torch.arange(work.batch, device=lane.y.device)
         fixed = [name for name in lane.tensors if name not in names]
         masks = work.mask != "none"
+        goes_on = work.epochs > 1 and work.momentum > 0  # who stands still at the end of an epoch keeps its velocity
 
         def objective(values: list[Tensor], others: list[Tensor], x: Tensor, y: Tensor, held: Tensor | None) -> Tensor:
             known = dict(zip((*names, *fixed), (*values, *others), strict=True))
@@ -202,7 +207,10 @@ class Batched:
                 work.pull(lane.parameters, gradients, lane.memory)
                 clip_each(gradients, work.clip)
                 rates = [(lane.rate * busy).view(-1, *[1] * (p.dim() - 1)) for p in lane.parameters]
+                velocity = [each.clone() for each in lane.memory.first] if goes_on else []
                 work.descend(lane.parameters, gradients, lane.memory, rates)
+                for own, before in zip(lane.memory.first, velocity, strict=False):
+                    own.copy_(torch.where(busy.view(-1, *[1] * (own.dim() - 1)), own, before))
                 lane.totals.add_(torch.where(busy, losses.detach(), 0.0))
                 lane.counter.add_(1)
 

@@ -17,6 +17,7 @@ class Needs:
         keys: clients say which rows they want, which tells something about their data.
         one_size: everyone trains a model of the same width.
         larger_server: the server's model may be larger than every client's.
+        families: networks of different families can be trained together.
     """
 
     public: bool = False
@@ -26,6 +27,7 @@ class Needs:
     keys: bool = False
     one_size: bool = False
     larger_server: bool = False
+    families: bool = False
 
     @property
     def secure_aggregation(self) -> bool:
@@ -39,9 +41,9 @@ TABLE: dict[str, Needs] = {
     "scaffold": Needs(one_size=True, client_state=True),
     "fedbe": Needs(one_size=True, public=True, uploads=True),
     "fedgkt": Needs(client_state=True, uploads=True, larger_server=True),
-    "feddf": Needs(public=True, validation=True, uploads=True),
-    "fedet": Needs(public=True, uploads=True, larger_server=True),
-    "dsfl": Needs(public=True, client_state=True, larger_server=True),
+    "feddf": Needs(public=True, validation=True, uploads=True, families=True),
+    "fedet": Needs(public=True, uploads=True, larger_server=True, families=True),
+    "dsfl": Needs(public=True, client_state=True, larger_server=True, families=True),
     "fed_dropout": Needs(larger_server=True),
     "fedselect": Needs(keys=True, larger_server=True),
     "heterofl": Needs(),

@@ -33,6 +33,8 @@ def make_norm(kind: Norm, channels: int) -> nn.Module:
         case "batch":
             return nn.BatchNorm2d(channels)
         case "group":
+            if channels % GROUPS:
+                raise FedrolexError(f"norm 'group' has {GROUPS} groups: {channels} channels do not divide evenly")
             return nn.GroupNorm(GROUPS, channels)
         case _:
             return nn.Identity()

@@ -59,5 +59,5 @@ def train(
         summary = run.go(training, progress)
         if out is None:
             summary["run"] = None
-        training.axes.load(training.model, training.state)
-        return Trained(training.model, training.axes, summary, run.rows())
+        model, axes = training.trained()
+        return Trained(model, axes, summary, run.rows())

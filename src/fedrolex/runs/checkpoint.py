@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from fedrolex.errors import FedrolexError
 
 FORMAT = "1"
 KIND = "fedrolex checkpoint"
+ABOUT = "fedrolex"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
@@ -23,9 +25,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -
     Raises:
         FedrolexError: the disk is full or cannot be written; the old checkpoint is as it was.
     """
-    data = save(
-        {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"kind": KIND, "format": FORMAT, **about}
-    )
+    told = json.dumps({"kind": KIND, "format": FORMAT, **about}, sort_keys=True)  # several keys would come in any order
+    data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {ABOUT: told})
     new = path.with_name(f".{path.name}.new")
     try:
         with open(new, "wb") as file:
@@ -52,13 +53,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            about = dict(file.metadata() or {})
+            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError:
         raise FedrolexError(f"there is no checkpoint {path}") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise FedrolexError(f"checkpoint {path} is damaged or not a safetensors file: {error}") from error
-    if about.get("kind") != KIND:
+    if not isinstance(about, dict) or about.get("kind") != KIND:
         raise FedrolexError(f"{path} is not a checkpoint of a fedrolex run")
     if about.get("format") != FORMAT:
         raise FedrolexError(

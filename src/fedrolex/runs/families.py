@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrolex.methods.server_round import Group
 from fedrolex.runs.client_state import ClientStates
 from fedrolex.runs.intake import Intake
 from fedrolex.runs.labelling import IDS, SOFT
 from fedrolex.runs.training import Training
+from fedrolex.slicing.axes import Axes
 
 
 @dataclass
@@ -85,18 +86,39 @@ class Families(Training):
         return news
 
     def _evaluate(self) -> dict[str, Any]:
-        """The server's model where it has one, else that of the largest capacity."""
-        _, *others = self.kinds()
-        served = self.method.server_model or self.method.labels is not None
-        largest = max(self.fleet.levels)
-        leading = self if served or largest in self.sizes else self.others[largest]
+        """Of the leading model, and on demand of all."""
+        leading = self._leading()
         found = Training._evaluate(leading)
         if self.measure.submodels:
             sizes: dict[str, float] = {}
-            for each in (self, *others):
-                sizes |= found["submodels"] if each is leading else Training._evaluate(each)["submodels"]
-            found["submodels"] = {str(level): sizes[str(level)] for level in self.fleet.levels}
+            for each in (self, *self.others.values()):
+                if each is self or self.method.labels is None:  # DS-FL's networks never leave their clients
+                    sizes |= found["submodels"] if each is leading else Training._evaluate(each)["submodels"]
+            found["submodels"] = {str(level): sizes[str(level)] for level in self.fleet.levels if str(level) in sizes}
         return found
+
+    def trained(self) -> tuple[nn.Module, Axes]:
+        """The leading model as it stands, with its axes."""
+        return Training.trained(self._leading())
+
+    def whole_bytes(self) -> int:
+        """What a client of the leading model would receive."""
+        return Training.whole_bytes(self._leading())
+
+    def start_from(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin with given weights: those of the other networks, too, where they are among them."""
+        super().start_from(tensors)
+        for level, other in self.others.items():
+            own = {name: tensors[_named(level, name)] for name in other.state if _named(level, name) in tensors}
+            if own:
+                other.start_from(own)
+
+    def _leading(self) -> Training:
+        """Of the server's model where it has one, else of that of the largest capacity."""
+        self.kinds()
+        served = self.method.server_model or self.method.labels is not None
+        largest = max(self.fleet.levels)
+        return self if served or largest in self.sizes else self.others[largest]
 
 
 def _named(level: Fraction, name: str) -> str:

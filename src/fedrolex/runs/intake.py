@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fedrolex.runs.training import Training
 
 
+LATE = "managed only a part of its work (fleet.stragglers)"
+
+
 class Intake:
     """What has come in of a round.
 

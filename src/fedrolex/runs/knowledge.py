@@ -15,6 +15,7 @@ from fedrolex.methods.fedgkt import Edge, batches
 from fedrolex.methods.server_round import said
 from fedrolex.optimizer import Memory
 from fedrolex.runs.client_state import State
+from fedrolex.runs.intake import LATE
 from fedrolex.runs.training import Training
 from fedrolex.streams import sample, words
 from fedrolex.tasks import Classification
@@ -51,7 +52,7 @@ class GroupTraining(Training):
         members = self.fleet.members(self.round)
         for member in members:
             if member.part < 1:
-                failures[str(member.client)] = "did not finish in time"
+                failures[str(member.client)] = LATE
                 continue
             own, loss, maps, logits = self._train_edge(member.client)
             if isfinite(loss) and all(bool(t.isfinite().all()) for t in (maps, logits)):

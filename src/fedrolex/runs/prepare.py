@@ -18,6 +18,7 @@ from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
 from fedrolex.methods.fedgkt import MAPS
+from fedrolex.methods.needs import TABLE
 from fedrolex.models.represented import TOP
 from fedrolex.runs import checkpoint
 from fedrolex.runs.families import Families
@@ -78,7 +79,7 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         level = exact(capacity) / recipe.fleet.server
         model = _weighted(build, recipe.seed, "weights", str(level))
         own[level] = made(model, _axes(method, task, model, example, whole=True), levels=[level], whole=True)
-    _have_families(method, fleet, own)
+    _have_families(method, fleet, own, recipe.fleet.server)
     if method.knowledge is not None:
         model = _weighted(lambda: _server_part(task, recipe.fleet.server), recipe.seed, "weights")
         maps = torch.zeros(2, MAPS, *example.shape[2:])
@@ -110,19 +111,21 @@ def _axes(method: Method, task: Task, model: nn.Module, example: Tensor, *, whol
     """Of a model that clients train, or a part of it."""
     axes = trace(model, example, whole=whole).freeze(*task.frozen)
     if method.server_model and not all(name in axes.tensors and whole_at_every_width(axes, name) for name in TOP):
-        raise FedrolexError(f"{method.name} needs a layer of one shape at every width: set task.representation")
+        raise FedrolexError(
+            f"{method.name} needs a last layer of one shape at every width: set task.representation, or wrap a "
+            "network of your own in fedrolex.models.Represented"
+        )
     return axes
 
 
-def _have_families(method: Method, fleet: Fleet, own: Mapping[Fraction, Training]) -> None:
+def _have_families(method: Method, fleet: Fleet, own: Mapping[Fraction, Training], server: int) -> None:
     """Refuse models of their own for capacities that the fleet does not have, or a method cannot bring together."""
     strange = next((level for level in own if level not in fleet.levels), None)
     if strange is not None:
-        raise FedrolexError(f"task.models has a model for capacity {strange}, which nobody in the fleet has")
-    if own and not (method.own_models or method.labels is not None):
-        raise FedrolexError(
-            f"{method.name} brings clients together by their weights: task.models needs feddf, fedet or dsfl"
-        )
+        raise FedrolexError(f"task.models has a model for capacity {strange * server}, which nobody in the fleet has")
+    if own and not method.needs.families:
+        able = ", ".join(name for name, needs in TABLE.items() if needs.families)
+        raise FedrolexError(f"{method.name} brings clients together by their weights: task.models needs one of {able}")
 
 
 def _given(method: Method, task: Task) -> None:
@@ -132,9 +135,15 @@ def _given(method: Method, task: Task) -> None:
         raise FedrolexError(f"{method.name} compares scores of classes: it needs a task of images, not {task.name}")
     if isinstance(task, Classification):
         if needs.public and not task.public:
-            raise FedrolexError(f"{method.name} needs public examples: set task.public to a share, a set or a folder")
+            raise FedrolexError(
+                f"{method.name} needs public examples: set task.public to a share, a set or a folder; in Python, "
+                "public= of Classification or Task.split"
+            )
         if needs.validation and not task.validation:
-            raise FedrolexError(f"{method.name} needs held-out examples to judge by: set task.validation to a share")
+            raise FedrolexError(
+                f"{method.name} needs held-out examples to judge by: set task.validation to a share; in Python, "
+                "validation= of Classification or Task.split"
+            )
 
 
 def _server_part(task: Task, scale: int) -> nn.Module:

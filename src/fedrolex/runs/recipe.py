@@ -353,6 +353,13 @@ class Recipe:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        kinds = (FleetRecipe, MethodRecipe, ClientRecipe, EvaluationRecipe)
+        for name, kind in zip(("fleet", "method", "client", "evaluation"), kinds, strict=True):
+            if not isinstance(getattr(self, name), kind):
+                raise FedrolexError(
+                    f"Recipe({name}={getattr(self, name)!r}): give a {kind.__name__}, or start from plain words with "
+                    f"Recipe().with_settings(['{name}...=...'])"
+                )
         if self.format != FORMAT:
             raise FedrolexError(f"recipe has format {self.format}; this version reads {FORMAT}: update fedrolex")
         for name in ("rounds", "evaluate_every", "checkpoint_every", "quorum"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,9 @@ class ImagesRecipe:
     def __post_init__(self) -> None:
         one_of("task.model", self.model, MODELS)
         for capacity, name in self.models.items():
-            exact(capacity)
             self._own(capacity, name)
+        if len({exact(capacity) for capacity in self.models}) < len(self.models):
+            raise FedrolexError(f"task.models has two models for one capacity: {', '.join(self.models)}")
         one_of("task.norm", self.norm, ("static", "batch", "group", "none"))
         for name in ("width", "limit", "representation"):
             value = getattr(self, name)
@@ -201,6 +203,10 @@ class ImagesRecipe:
         """The server's model; needs no data, except for a folder of images."""
         shape = SHAPES.get(self.data)
         return self._made(_shape(load_images(self.data, Path())) if shape is None else shape, scale)
+
+    def make_models(self) -> dict[Fraction, nn.Module]:
+        """The models that clients of some capacities have instead."""
+        return {exact(capacity): self._own(capacity, name).make_model() for capacity, name in self.models.items()}
 
     def frozen_axes(self) -> Sequence[str]:
         """Axes that capacities do not cut."""

@@ -23,7 +23,7 @@ from fedrolex.methods.fedselect import Selected
 from fedrolex.runs.apart import Apart
 from fedrolex.runs.client_state import ClientStates
 from fedrolex.runs.controls import SUFFIX, ControlBook
-from fedrolex.runs.intake import Intake, not_finite
+from fedrolex.runs.intake import LATE, Intake, not_finite
 from fedrolex.runs.labelling import LabelBook
 from fedrolex.runs.measure import Measure
 from fedrolex.runs.teaching import Teaching
@@ -206,7 +206,7 @@ class Training:
         together = self.engine.together or self.labelling is not None  # known once the engine has begun
         intake = Intake(self, plan, together=together)
         intake.take(answers if first is None else chain([first], answers))
-        intake.failures.update({str(job.client): "did not finish in time" for job in late})
+        intake.failures.update({str(job.client): LATE for job in late})
         intake.bytes_down = sum(sizes[job.window] for job in asked)
         intake.bytes_up = sum(sizes[job.window] for job in asked if str(job.client) not in intake.failures)
         return intake
@@ -337,9 +337,13 @@ class Training:
         largest = capacity or max(self.sizes, default=Fraction(1))
         own = capacity is None and not self.apart.leads
         self.axes.load(self.model, self.apart.shared(self.state) if own else self.own_or_shared(self.state, largest))
-        if capacity is None:
+        if capacity is None or self.whole:
             return self.model
         return self.axes.cut(self.model, self.window(max(0, self.round - 1), capacity))
+
+    def trained(self) -> tuple[nn.Module, Axes]:
+        """The server's model as it stands, with its axes."""
+        return self._model(None), self.axes
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin with given weights; where they have none for a capacity's own copy, with those of the model."""

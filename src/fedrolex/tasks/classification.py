@@ -60,9 +60,12 @@ class Classification(Task):
     build_for: Callable[[int, int], nn.Module] | None = None
 
     def __post_init__(self) -> None:
+        targets = [part.y for part in (self.train, self.test) if len(part) and not part.y.is_floating_point()]
+        largest = max((int(y.max()) for y in targets), default=0)
         if not self.classes:
-            targets = [part.y for part in (self.train, self.test) if len(part) and not part.y.is_floating_point()]
-            object.__setattr__(self, "classes", 1 + max((int(y.max()) for y in targets), default=0))
+            object.__setattr__(self, "classes", 1 + largest)
+        if largest >= self.classes:
+            raise FedrolexError(f"the task has a target {largest}, but {self.classes} classes")
         for what, parts, rows in (
             ("parts", self.parts, len(self.train)),
             ("test_parts", self.test_parts, len(self.test)),
@@ -135,6 +138,8 @@ class Classification(Task):
             "examples": used,
             "unused_examples": len(self.train) - used,
             "labels_per_client": None if held is None else float(held.mean()),
+            "public_examples": 0 if self.public is None else len(self.public),
+            "validation_examples": 0 if self.validation is None else len(self.validation),
         }
 
     # --- how good a model is ---

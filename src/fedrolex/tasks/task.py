@@ -115,9 +115,24 @@ class Task(ABC):
         clients: int,
         seed: int = 0,
         name: str = "task",
+        public: float = 0.0,
+        validation: float = 0.0,
     ) -> Task:
-        """A task of one's own, its training examples spread evenly over clients; targets are classes."""
-        from fedrolex.tasks.classification import Classification
-        from fedrolex.tasks.partition import even
+        """A task of one's own, its training examples spread evenly over clients; targets are classes.
 
-        return Classification(name, build, train, test, even(train.y, clients, seed))
+        ``public`` and ``validation`` are shares of the training examples put aside, for methods that need them.
+        """
+        from fedrolex.tasks.classification import Classification
+        from fedrolex.tasks.partition import even, hold_out
+
+        held = hold_out(len(train), {"public": public, "validation": validation}, seed)
+        rest = train.rows(held["rest"]) if public or validation else train
+        return Classification(
+            name,
+            build,
+            rest,
+            test,
+            even(rest.y, clients, seed),
+            public=train.rows(held["public"]) if public else None,
+            validation=train.rows(held["validation"]) if validation else None,
+        )

@@ -1,0 +1,101 @@
+"""What is shown of finished runs: a table, a verdict, a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedrolex.runs.run import Run
+
+ACCURACIES = {
+    "global_accuracy": "global accuracy",
+    "local_accuracy": "local accuracy",
+    "local_accuracy_masked": "local, masked",
+    "rare_accuracy": "rare classes",
+    "validation_accuracy": "validation",
+    "accuracy_no_oov": "without unknown words",
+    "accuracy_no_oov_no_eos": "and ends",
+}
+SPARE = ("training seconds", "local, masked", "validation", "local accuracy", "seed", "of full-model training")
+
+
+def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
+    """A table of finished runs."""
+    table = Table()
+    shown = {key: heading for key, heading in ACCURACIES.items() if any(result.get(key) for result in results)}
+    if all(result.get("local_accuracy_masked") == result.get("local_accuracy") for result in results):
+        shown.pop("local_accuracy_masked", None)  # every client holds every class
+    columns = {"": [str(result["method"]) for result in results], "seed": [str(result["seed"]) for result in results]}
+    for key, heading in shown.items():
+        columns[heading] = ["" if result.get(key) is None else f"{result[key]:.1%}" for result in results]
+    columns["sent"] = [f"{result['bytes'] / 2**20:.1f} MiB" for result in results]
+    parts = [result["bytes"] / max(1, result["bytes_of_full_model"]) for result in results]
+    columns["of full-model training"] = [f"{part:.1%}" for part in parts]
+    columns["training seconds"] = [f"{result['seconds']:.0f}" for result in results]
+    for spare in (*SPARE, None):  # what a narrow screen can do without
+        wide = [max(len(word) for word in (*heading.split(), *cells, "")) for heading, cells in columns.items()]
+        if spare is None or sum(wide) + 3 * len(wide) + 1 <= screen.width:
+            break
+        columns.pop(spare, None)
+    for heading in columns:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
+    screen.print(table)
+    for result in results:
+        if "submodels" in result:
+            sizes = ", ".join(f"{capacity}: {value:.1%}" for capacity, value in result["submodels"].items())
+            screen.print(f"sub-models of {result['method']}, global accuracy: {sizes}", highlight=False)
+    first = results[0]
+    remarks = [f"batch norm statistics: {first['statistics']}"] if first.get("statistics") else []
+    if first.get("unused_examples"):
+        remarks.append(f"{first['unused_examples']:,} examples are with nobody")
+    for what in ("public", "validation"):
+        if first.get(f"{what}_examples"):
+            remarks.append(f"{first[f'{what}_examples']:,} examples put aside as {what} data")
+    if first.get("dropped"):
+        remarks.append(f"{first['dropped']:,} answers dropped")
+    if first.get("labels_per_client"):
+        remarks.append(f"{first['labels_per_client']:.2f} labels a client")
+    if remarks:
+        screen.print("; ".join(remarks), style="dim", highlight=False)
+    screen.print(f"run: {first['run']}", style="dim", highlight=False, soft_wrap=True)
+
+
+def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
+    """One line: did the first method beat what the fleet could do without it? The last one is out of reach."""
+
+    def mean(what: str) -> float:
+        found = [float(result["global_accuracy"]) for result in results if result["method"] == what]
+        return sum(found) / len(found)
+
+    best = max(methods[1:-1], key=mean)
+    gap = 100 * (mean(methods[0]) - mean(best))
+    if gap > 0:
+        return f"{methods[0]} beats the best this fleet could do without it ({best}) by {gap:.1f} points."
+    return f"Here the fleet does better without it: {best}, by {-gap:.1f} points."
+
+
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy over rounds of several runs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for place, result in enumerate(results):
+        rows = [row for row in Run.open(Path(result["run"])).rows() if "global_accuracy" in row]
+        style = {"linewidth": 2.2} if place == 0 else {"linewidth": 1.2, "linestyle": "--"}
+        places, values = [r["round"] + 1 for r in rows], [r["global_accuracy"] for r in rows]
+        axes.plot(places, values, label=result["method"], marker="o", markersize=3, **style)
+    axes.set(xlabel="round", ylabel="accuracy on unseen examples", ylim=(0, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color="#eeeeee")
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,85 @@
+"""What runs show: dropped clients, tables on narrow screens, comparisons that go on after an interruption."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from told import told
+from typer.testing import CliRunner
+
+from fedrolex import MethodRecipe, Recipe
+from fedrolex.cli import train as commands
+from fedrolex.cli.app import app
+from fedrolex.cli.results import show_results
+from fedrolex.cli.train import dropped
+from fedrolex.runs.intake import LATE
+from fedrolex.runs.run import Run
+
+QUICK = ["task.width=4", "task.limit=200", "rounds=2", "compare=true", "device=cpu"]
+
+
+def test_dropped_clients_have_a_line_a_reason() -> None:
+    row = {"round": 3, "dropped": {**{str(i): "sent nothing" for i in range(11)}, "20": "is odd", "21": LATE}}
+    assert dropped(row) == [
+        "round 3: clients 0, 1, 2, 3, 4, 5, 6, 7 and 3 more dropped: sent nothing",
+        "round 3: client 20 dropped: is odd",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_table_fits_its_screen(width: int) -> None:
+    result = {
+        "method": "everyone trains 1 (a bound: they cannot)", "seed": 1, "bytes": 2**24, "bytes_of_full_model": 2**25,
+        "seconds": 12.0, "global_accuracy": 0.5, "local_accuracy": 0.6, "local_accuracy_masked": 0.7, "run": "here",
+        "validation_accuracy": 0.4, "dropped": 3, "public_examples": 5,
+    }  # fmt: skip
+    out = io.StringIO()
+    show_results(Console(file=out, width=width), [result, {**result, "seed": 2}])
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "everyone trains 1 (a bound: they cannot)" in text
+    assert "50.0%" in text
+    assert ("70.0%" in text) == (width == 160)
+    assert "3 answers dropped" in text
+    assert "5 examples put aside as public data" in text
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the second of four runs, by the name of the first."""
+    go, calls = Run.go, []
+
+    def interrupted(self: Run, *words: Any) -> Any:
+        calls.append(self.folder.name)
+        if calls == ["run", "run-alone-1"]:
+            raise KeyboardInterrupt
+        return go(self, *words)
+
+    monkeypatch.setattr(Run, "go", interrupted)
+    settings = [word for each in QUICK for word in ("--set", each)]
+    first = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "run"), *settings])
+    assert first.exit_code == 130
+    assert f"go on with: fedrolex resume {tmp_path / 'run'}\n" in first.stderr
+    again = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
+    assert again.exit_code == 0, again.output
+    assert calls[2:] == ["run", "run-alone-1", "run-alone-2", "run-alone-3"]
+    assert "only who can trains 1/4" in again.stdout
+    assert (tmp_path / "run" / "accuracy.png").is_file()
+
+
+def test_in_a_pipe_a_long_run_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "SILENCE", -1)
+    settings = [word for each in (*QUICK, "compare=false") for word in ("--set", each)]
+    done = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "run"), *settings])
+    assert "fedrolex, seed 1: round 1 of 2\n" in done.stderr
+    quiet = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "two"), "--json", *settings])
+    assert "round 1 of 2" not in quiet.stderr
+
+
+def test_sections_of_a_recipe_are_recipes() -> None:
+    wrong: Any = {"name": "feddf"}
+    assert "give a MethodRecipe" in told(lambda: Recipe(method=wrong))
+    assert Recipe(method=MethodRecipe(name="feddf")).method.name == "feddf"
