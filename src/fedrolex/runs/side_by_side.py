@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedrolex.engines import Graph, Loop
+from fedrolex.engines.dropout import has_dropout
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training
 
@@ -25,8 +25,7 @@ def fits(training: Training) -> bool:
     Not if its model draws random numbers while it trains, which threads would share, nor if its engine has threads of
     its own.
     """
-    dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in training.model.modules())
-    return not dropout and isinstance(training.engine, Loop | Graph)
+    return all(not has_dropout(each.model) and isinstance(each.engine, Loop | Graph) for each in training.kinds())
 
 
 def side_by_side(jobs: Sequence[Job]) -> list[dict[str, Any]]:
