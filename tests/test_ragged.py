@@ -67,7 +67,14 @@ def test_the_update_of_a_round_is_the_same(method: str) -> None:
 
 @needs_gpu
 def test_cohorts_of_changing_composition() -> None:
-    settings = [*BASE, "fleet.cohort=3", "task.width=9", 'fleet.capacities=["1", "2/3", "1/3"]', "client.lr=0.02"]
+    settings = [
+        *BASE,
+        "fleet.cohort=3",
+        "task.width=9",
+        'fleet.capacities=["1", "2/3", "1/3"]',
+        "client.lr=0.02",
+        "client.epochs=2",
+    ]
     made, plain = (training("cuda", engine, settings) for engine in ("graph", "loop"))
     for _ in range(4):  # from the same weights every round: rounding is not to grow from one to the next
         plain.state = {name: tensor.clone() for name, tensor in made.state.items()}
