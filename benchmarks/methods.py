@@ -32,6 +32,7 @@ from fedrolex.runs import Run, prepare
 from fedrolex.runs.run import fedrolex_version
 
 FAMILIES = 'task.models={1: "vgg11:4", 1/2: "resnet8:8", 1/4: "resnet8:4"}'
+BOUND = "public images, true labels (a bound for fedet)"
 SPLIT = ["compare=false", "task.public=0.1", "task.validation=0.1", "evaluate_every=5"]
 
 
@@ -48,8 +49,9 @@ def lines() -> dict[str, list[str]]:
         found[f"{name}, 1/16" if needs.one_size else name] = [f"method={name}"]
         if needs.one_size:
             found[f"{name}, who can 1/4"] = [f"method={name}", "method.width=1/4", "method.able_only=true"]
-    for name in ("feddf", "fedet", "dsfl"):
-        found[f"{name}, families"] = [f"method={name}", FAMILIES]
+    found["feddf, families, at most 50 steps"] = ["method=feddf", FAMILIES, "method.distillation={steps: 50}"]
+    found["fedet, families"] = ["method=fedet", FAMILIES]
+    found["dsfl, families"] = ["method=dsfl", FAMILIES]
     found["fedavg, everyone trains 1 (they cannot)"] = ["method=fedavg", "method.width=1"]
     return found
 
@@ -73,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--only", nargs="+", help="names of methods")
+    parser.add_argument("--only", nargs="+", help="names of methods or of lines")
     parser.add_argument("--set", nargs="+", default=[], help="settings for all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -82,7 +84,7 @@ def main() -> None:
     print("| method | accuracy | best | seconds | MiB down and up | needs |\n|---|---|---|---|---|---|")
     for what, settings in lines().items():
         name = settings[0].partition("=")[2]
-        if options.only and name not in options.only:
+        if options.only and not {name, what} & {*options.only}:
             continue
         every = [
             trained(
@@ -108,11 +110,11 @@ def main() -> None:
         rows.append(row)
         accuracy, wanted = f"{row['accuracy']} ± {row['spread']}", ", ".join(needs).replace("_", " ")
         print(f"| {what} | {accuracy} | {row['best']} | {row['seconds']} | {row['mib']} | {wanted} |", flush=True)
-    if not options.only or "fedet" in options.only:
+    if not options.only or {"fedet", BOUND} & {*options.only}:
         settings = [*SPLIT, "method=fedet", *options.set]
         recipes = [find_recipe("digits").with_settings([*settings, f"seed={seed}"]) for seed in seeds]
         bound = [on_public_images(replace(recipe, rounds=options.rounds)) for recipe in recipes]
-        what = "public images, true labels (a bound for fedet)"
+        what = BOUND
         spread = round(statistics.stdev(bound), 1) if len(bound) > 1 else 0.0
         rows.append({"method": what, "accuracy": round(statistics.mean(bound), 1), "spread": spread})
         print(f"| {what} | {rows[-1]['accuracy']} ± {spread} | | | | |", flush=True)
