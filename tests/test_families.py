@@ -129,6 +129,7 @@ def test_families_of_ones_own_in_python() -> None:
         (["method=feddf", "task.models={0.5: vgg11, 1/2: resnet8}"], "two models for one capacity: 0.5, 1/2"),
         (["method=feddf", "task.models={1/2: 'resnet8:2'}", "task.norm=group"], "2 channels do not divide evenly"),
         (["method=fedet", "task.models={1/3: resnet8}", "fleet.server=2"], "for capacity 1/3, which nobody"),
+        (["method=feddf", "task.models={1/2:vgg11}"], "with a space after the colon"),
         (["method=feddf", "task.models=vgg11"], "recipe key task.models is 'vgg11'"),
         (["method=feddf", "task.models={1/2: 8}"], "use one of"),
     ],

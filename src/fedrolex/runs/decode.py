@@ -60,7 +60,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         found = _convert(option, value)
         if found is not _NO:
             return found
-    wanted = " or ".join((str(o) if typing.get_origin(o) else o.__name__).replace("NoneType", "null") for o in options)
+    wanted = " or ".join(_in_words(option) for option in options)
     raise FedrolexError(f"recipe key {where} is {reprlib.repr(value)} ({type(value).__name__}): expected {wanted}")
 
 
@@ -72,6 +72,12 @@ def _kind(kinds: Sequence[Any], value: Any, where: str) -> Any:
         return kinds[0]
     one_of(f"{where}.name", name, list(names))
     return names[name]
+
+
+def _in_words(hint: Any) -> str:
+    if typing.get_origin(hint) is dict:
+        return "{key: value, ...}, with a space after the colon"
+    return (str(hint) if typing.get_origin(hint) else str(hint.__name__)).replace("NoneType", "null")
 
 
 _NO = object()
