@@ -16,6 +16,7 @@ from fedrolex.cli import train as commands
 from fedrolex.cli.app import app
 from fedrolex.cli.results import show_results
 from fedrolex.cli.train import dropped
+from fedrolex.runs.compare import alternatives
 from fedrolex.runs.intake import LATE
 from fedrolex.runs.run import Run
 
@@ -83,3 +84,10 @@ def test_sections_of_a_recipe_are_recipes() -> None:
     wrong: Any = {"name": "feddf"}
     assert "give a MethodRecipe" in told(lambda: Recipe(method=wrong))
     assert Recipe(method=MethodRecipe(name="feddf")).method.name == "feddf"
+
+
+def test_a_comparison_is_on_the_same_data() -> None:
+    recipe = Recipe().with_settings(["method=feddf", "task.models={1: resnet8}"])
+    for other in alternatives(recipe).values():
+        task: Any = other.task
+        assert (task.public, task.validation, task.models) == (0.1, 0.1, {})

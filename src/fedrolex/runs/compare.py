@@ -18,7 +18,9 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
     levels = sorted((exact(c) for c in recipe.fleet.capacities), reverse=True)
     smallest, middle, largest = levels[-1], levels[len(levels) // 2], levels[0]
 
-    task = replace(recipe.task, models={}) if isinstance(recipe.task, ImagesRecipe) else recipe.task
+    task, whole = recipe.task, recipe.with_parts().task
+    if isinstance(task, ImagesRecipe) and isinstance(whole, ImagesRecipe):  # on the same data, whatever is put aside
+        task = replace(task, models={}, public=whole.public, validation=whole.validation)
 
     def homogeneous(width: object, *, able_only: bool = False) -> Recipe:
         method = replace(recipe.method, name="fedavg", width=str(width), able_only=able_only)
