@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -49,16 +49,18 @@ def main() -> None:
     seeds = range(1, options.seeds + 1)
     with ProcessPoolExecutor(options.at_once, mp_context=get_context("spawn")) as pool:
         runs = {
-            (method, seed): [pool.submit(accuracy, method, engine, seed, options.rounds) for engine in options.engines]
-            for method in options.methods
+            pool.submit(accuracy, method, engine, seed, options.rounds): (method, engine, seed)
             for seed in seeds
+            for method in options.methods
+            for engine in options.engines
         }
-        found: dict[str, list[list[float]]] = {method: [] for method in options.methods}
-        for (method, seed), futures in runs.items():
-            found[method].append([future.result() for future in futures])
-            a, b = found[method][-1]
-            print(f"{method}, seed {seed}: {first} {a:.1f}, {second} {b:.1f}", flush=True)
-    for method, both in found.items():
+        found: dict[tuple[str, str, int], float] = {}
+        for future in as_completed(runs):
+            method, engine, seed = runs[future]
+            found[method, engine, seed] = future.result()
+            print(f"{method}, {engine}, seed {seed}: {found[method, engine, seed]:.2f} %", flush=True)
+    for method in options.methods:
+        both = [(found[method, first, seed], found[method, second, seed]) for seed in seeds]
         apart = [b - a for a, b in both]
         error = statistics.stdev(apart) / len(apart) ** 0.5
         means = [statistics.mean(column) for column in zip(*both, strict=True)]
