@@ -11,6 +11,7 @@ from work import Work, build, data, report, rows_of
 
 import fedrolex
 from fedrolex import Classification, ClientRecipe, Examples, FleetRecipe, MethodRecipe, Recipe
+from fedrolex.engines import Auto
 from fedrolex.runs import Training, prepare
 from fedrolex.streams import shuffle
 from fedrolex.tasks.partition import Partition
@@ -56,7 +57,8 @@ def main() -> None:
         seconds.append(time.perf_counter() - start)
         assert row["clients"] == work.cohort, row["dropped"]
         updates += row["clients"] if round >= work.warmup else 0
-    report(work, seconds, updates, made.state, fedrolex=fedrolex.__version__)
+    engine = f"engine {made.engine.choice}" if isinstance(made.engine, Auto) else f"engine {work.engine}"
+    report(work, seconds, updates, made.state, fedrolex=f"{fedrolex.__version__} ({engine})")
 
 
 if __name__ == "__main__":
