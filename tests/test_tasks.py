@@ -124,6 +124,19 @@ def test_a_word_decides_crop_and_flip_of_its_image(word: int, pad: int, flip: bo
     torch.testing.assert_close(found, wanted)
 
 
+def test_inputs_are_standardised_or_from_0_to_1() -> None:
+    def inputs(how: str) -> Tensor:
+        task = prepare(Recipe().with_settings([f"task.standardise={how}"])).task
+        assert isinstance(task, Classification)
+        return task.inputs(task.train.x)
+
+    assert torch.equal(inputs("null"), inputs("false"))  # digits
+    assert float(inputs("false").min()) == 0.0
+    assert float(inputs("false").max()) == pytest.approx(1.0)
+    assert float(inputs("true").mean()) == pytest.approx(0.0, abs=1e-4)
+    assert float(inputs("true").std()) == pytest.approx(1.0, abs=1e-3)
+
+
 def test_a_whole_cohort_at_once_is_every_image_by_itself() -> None:
     images = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8)
     pixels = Pixels.of((0.49, 0.48, 0.45), (0.2, 0.2, 0.2), 4, True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedrolex.client import Mask
 from fedrolex.data.where import data_folder
 from fedrolex.engines import Auto, Crew, Engine, Graph, Loop, Stack
+from fedrolex.engines.allocator import keep_memory
 from fedrolex.engines.precision import use_tf32
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
@@ -43,6 +44,8 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         task: data and model of one's own instead of the recipe's.
     """
     device = pick_device(recipe.device)
+    if device.type == "cpu" and recipe.engine in ("auto", "crew"):
+        keep_memory()
     client = recipe.client.build()
     recipe = recipe.with_parts()
     task, fleet = _open(recipe, client.mask) if task is None else (task, recipe.fleet.build(recipe.seed))

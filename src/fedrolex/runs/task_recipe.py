@@ -134,6 +134,8 @@ class ImagesRecipe:
         representation: size of a layer before the last that is the same at every width; null is none, or 64 for fedet,
             which needs one.
         augment: shift by up to four pixels and mirror while training; null is yes for CIFAR.
+        standardise: shift and scale every channel to mean 0 and standard deviation 1; otherwise pixels are from 0 to
+            1. Null is yes for all but digits.
         partition: how the images are spread.
         validation, public: shares of the training images put aside first, for methods that distil; ``public`` may also
             be another set's name or a folder of images, whose labels nobody looks at. Null is a tenth for methods
@@ -150,6 +152,7 @@ class ImagesRecipe:
     scaler: bool = False
     representation: int | None = None
     augment: bool | None = None
+    standardise: bool | None = None
     partition: PartitionRecipe = field(default_factory=PartitionRecipe)
     validation: float | None = None
     public: float | str | None = None
@@ -238,6 +241,8 @@ class ImagesRecipe:
         parts, test_parts = self.partition.split(train.y, test.y, classes, fleet, server, seed)
         crops = self.data in ("cifar10", "cifar100") if self.augment is None else self.augment
         digits = self.data == "digits"
+        standard = not digits if self.standardise is None else self.standardise
+        mean, std = (images.mean, images.std) if standard else ((0.0,), (240 / 255 if digits else 1.0,))
         return Classification(
             name=self.data,
             build=lambda scale: self._made(shape, scale),
@@ -249,9 +254,7 @@ class ImagesRecipe:
             test=test,
             parts=parts,
             test_parts=test_parts,
-            pixels=Pixels.of(
-                (0.0,) if digits else images.mean, (240 / 255,) if digits else images.std, 4 if crops else 0, crops
-            ),
+            pixels=Pixels.of(mean, std, 4 if crops else 0, crops),
             validation=whole.rows(held["validation"]) if self.validation else None,
             public=whole.rows(held["public"]) if aside else self._others(images, folder, seed),
             rare=self.partition.rare,
