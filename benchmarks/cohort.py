@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedrolex import Classification, Examples, Recipe
 from fedrolex.engines import Auto, Crew, Engine, Graph, Loop, Stack
@@ -155,6 +157,32 @@ def in_turn(engines: Mapping[str, tuple[Training, Callable[[Training], Engine]]]
             f"{figures[f'{name}_speedup']} times as fast ({min(ratios):.2f} to {max(ratios):.2f})"
         )
     return figures
+
+
+def cpu_floor(made: Training) -> dict[str, float]:
+    """What a round's multiplications would take at the speed of a large matrix product, measured here and now."""
+    a = torch.randn(2048, 2048)
+    best = float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    speed = 2 * 2048**3 / best
+    plan, done = made._plan(), dict[Fraction, float]()
+    for job in plan.jobs:
+        if job.capacity not in done:
+            data = plan.task.client(job.client)
+            module = plan.axes.cut(made.model, job.window).train()
+            x = plan.task.inputs(data.x[: plan.client.batch])
+            with FlopCounterMode(display=False) as counter:
+                plan.task.loss(module(x), data.y[: plan.client.batch]).backward()
+            done[job.capacity] = counter.get_total_flops() / len(x) * len(data) * plan.client.epochs
+    work = sum(done[job.capacity] for job in plan.jobs)
+    return {
+        "gflop": round(work / 1e9, 1),
+        "product_gflops": round(speed / 1e9, 1),
+        "floor_ms": round(1000 * work / speed, 1),
+    }
 
 
 def wait() -> None:
@@ -356,6 +384,10 @@ def main() -> None:
     figures: dict[str, Any] = {"precision": options.precision, "batch": options.batch, "optimizer": options.optimizer}
     if on_cpu:
         figures |= in_turn({name: (cohort(), make) for name, make in engines.items()}, options.rounds)
+        figures |= cpu_floor(cohort())
+        print("the round's {gflop} GFLOP take {floor_ms} ms at a large matrix product's speed".format(**figures))
+        for name in engines:
+            figures[f"{name}_floor_ratio"] = round(figures[f"{name}_round_ms"] / figures["floor_ms"], 2)
     else:
         figures |= on_gpu(options, {name: partial(with_engine, make) for name, make in engines.items()})
     print(json.dumps(figures))

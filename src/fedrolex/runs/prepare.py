@@ -44,7 +44,7 @@ def prepare(recipe: Recipe, task: Task | None = None) -> Training:
         task: data and model of one's own instead of the recipe's.
     """
     device = pick_device(recipe.device)
-    if device.type == "cpu" and recipe.engine in ("auto", "crew"):
+    if device.type == "cpu":
         keep_memory()
     client = recipe.client.build()
     recipe = recipe.with_parts()
