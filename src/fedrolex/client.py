@@ -58,7 +58,6 @@ class Slot:
         module: the sub-model.
         precision: ``bf16`` runs it in bfloat16, its parameters stay as they are.
         narrower, drawn: models of the first nodes of it, and the one to train the next batch at.
-        descending: parameters without a gradient have moved already; see :mod:`.engines.descent`.
     """
 
     module: nn.Module
@@ -68,7 +67,6 @@ class Slot:
     memory: Memory = field(init=False)
     narrower: dict[Fraction, Narrow] = field(default_factory=dict)
     drawn: Narrow | None = None
-    descending: bool = False
 
     def scores(self, x: Tensor) -> Tensor:
         """What the sub-model says, in its parameters' precision."""
@@ -133,12 +131,6 @@ class LocalTraining:
         if self.mask not in get_args(Mask):
             raise FedrolexError(f"client.mask is {self.mask!r}: use one of {', '.join(get_args(Mask))}")
 
-    @property
-    def bare(self) -> bool:
-        """Whether a step moves parameters along their gradients and does nothing else."""
-        more = self.momentum or self.weight_decay or self.proximal or self.clip is not None
-        return self.optimizer == "sgd" and not more
-
     def rate(self, round: int) -> float:
         """The learning rate of a round."""
         return float(self.lr * self.decay ** sum(round >= milestone for milestone in self.milestones))
@@ -177,10 +169,9 @@ class LocalTraining:
         ``held`` marks the client's classes, for ``mask``; ``rate`` may be a tensor, which a captured step reads anew.
         """
         value = self.objective(slot.scores(x), y, loss, held)
-        found = torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=not slot.descending)
-        both = [(p, gradient) for p, gradient in zip(slot.parameters, found, strict=True) if gradient is not None]
+        gradients = list(torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
-            self.move([p for p, _ in both], [gradient for _, gradient in both], slot.memory, rate)
+            self.move(slot.parameters, gradients, slot.memory, rate)
         return value.detach()
 
     def objective(

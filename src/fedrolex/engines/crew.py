@@ -17,8 +17,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import Precision, Slot
-from fedrolex.engines.descent import Descent, pays
+from fedrolex.client import Precision
 from fedrolex.engines.dropout import OwnDropout
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.loop import Loop, stream_seed
@@ -28,7 +27,6 @@ ROOM = 2**30  # bytes of updates kept at once
 BASE = 200_000  # what a step costs beside its parameters, in parameters
 SHARED = 0.8  # how much of every core a step that all share makes use of
 CUTTING = threading.Lock()
-CHANGED = "modified by an inplace operation"  # as autograd says it
 
 Key = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -43,32 +41,11 @@ class Member(Loop):
     def __init__(self, model: nn.Module, precision: Precision, stop: threading.Event) -> None:
         super().__init__(model, precision=precision)
         self.stop = stop
-        self.descends = precision == "fp32" and pays(model)
 
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
         """Channels last; a new module draws weights, which is not what counts as drawing."""
         with CUTTING, torch.random.fork_rng(devices=[]):
             return super().cut(plan, job).to(memory_format=torch.channels_last)
-
-    def _slot(self, plan: RoundPlan, job: Job) -> Slot:
-        slot = super()._slot(plan, job)
-        slot.descending = self._descends(plan, job)
-        return slot
-
-    def _descends(self, plan: RoundPlan, job: Job) -> bool:
-        return self.descends and plan.client.bare and not job.correction
-
-    def _train(self, plan: RoundPlan, job: Job) -> Upload:
-        if not self._descends(plan, job):
-            return super()._train(plan, job)
-        try:
-            with Descent(plan.client.rate(plan.round)):
-                return super()._train(plan, job)
-        except RuntimeError as error:
-            if CHANGED not in str(error):
-                raise
-            self.descends = False  # the model uses a weight twice, as all workers will notice
-            return super()._train(plan, job)
 
     def go_on(self, plan: RoundPlan, began: float, steps: int) -> None:
         """Unless the run was interrupted."""
