@@ -57,30 +57,31 @@ def trained(settings: list[str]) -> dict[str, float]:
     }
 
 
-def summary(runs: dict[str, dict[str, float]]) -> tuple[list[str], dict[str, float]]:
+def summary(runs: dict[str, dict[str, float]]) -> tuple[list[str], dict[str, float | None]]:
     """A table and flat figures, from runs by ``split, method, seed``."""
     lines = [
         "| split | method | seeds | best accuracy | last | Flower's best | NIID-Bench's |",
         "|---|---|---|---|---|---|---|",
     ]
-    figures: dict[str, float] = {}
+    figures: dict[str, float | None] = {}
     for split in SPLITS:
         for method in METHODS:
             found = [run for name, run in runs.items() if name.startswith(f"{split}, {method}, ")]
             if not found:
                 continue
             best, last, seconds = ([run[key] for run in found] for key in ("best", "last", "seconds"))
-            spread = statistics.stdev(best) if len(best) > 1 else 0.0
+            spread = statistics.stdev(best) if len(best) > 1 else None
             theirs, theirs_spread = PUBLISHED[split][method]
             original = LEADER_BOARD.get(split, {}).get(method, "")
+            ours = f"{statistics.mean(best):.1f}" + ("" if spread is None else f" ± {spread:.1f}")
             lines.append(
-                f"| {split} | {method} | {len(found)} | {statistics.mean(best):.1f} ± {spread:.1f} "
+                f"| {split} | {method} | {len(found)} | {ours} "
                 f"| {statistics.mean(last):.1f} | {theirs:.1f} ± {theirs_spread:.1f} | {original} |"
             )
             key = f"{split} {method}".replace(" ", "_")
             figures |= {
                 f"{key}_best": round(statistics.mean(best), 2),
-                f"{key}_spread": round(spread, 2),
+                f"{key}_spread": None if spread is None else round(spread, 2),
                 f"{key}_last": round(statistics.mean(last), 2),
                 f"{key}_published": theirs,
                 f"{key}_seconds": round(statistics.mean(seconds), 1),
@@ -113,12 +114,17 @@ def main() -> None:
         }
         for future in as_completed(started):
             name = started[future]
+            if (wrong := future.exception()) is not None:
+                print(f"{name}: {wrong}", flush=True)
+                continue
             runs[name] = future.result()
             print(
                 f"{name}: best {runs[name]['best']}, last {runs[name]['last']}, {runs[name]['seconds']} s", flush=True
             )
             if options.out is not None:
-                options.out.write_text(json.dumps({**kept, **summary(runs)[1]}, indent=1) + "\n")
+                whole = options.out.with_suffix(".part")
+                whole.write_text(json.dumps({**kept, **summary(runs)[1]}, indent=1) + "\n")
+                whole.replace(options.out)
     lines, figures = summary(runs)
     print("\n".join(lines))
     print(json.dumps({**figures, **environment()}))

@@ -160,7 +160,7 @@ def in_turn(engines: Mapping[str, tuple[Training, Callable[[Training], Engine]]]
 
 
 def cpu_floor(made: Training) -> dict[str, float]:
-    """What a round's multiplications would take at the speed of a large matrix product, measured here and now."""
+    """What a round's multiplications would take at the speed of a large float32 product, measured here and now."""
     a = torch.randn(2048, 2048)
     best = float("inf")
     for _ in range(20):
@@ -168,16 +168,17 @@ def cpu_floor(made: Training) -> dict[str, float]:
         a @ a
         best = min(best, time.perf_counter() - start)
     speed = 2 * 2048**3 / best
-    plan, done = made._plan(), dict[Fraction, float]()
+    plan, of_one = made._plan(), dict[Fraction, float]()
+    work = 0.0
     for job in plan.jobs:
-        if job.capacity not in done:
-            data = plan.task.client(job.client)
+        data = plan.task.client(job.client)
+        if job.capacity not in of_one:
             module = plan.axes.cut(made.model, job.window).train()
             x = plan.task.inputs(data.x[: plan.client.batch])
             with FlopCounterMode(display=False) as counter:
                 plan.task.loss(module(x), data.y[: plan.client.batch]).backward()
-            done[job.capacity] = counter.get_total_flops() / len(x) * len(data) * plan.client.epochs
-    work = sum(done[job.capacity] for job in plan.jobs)
+            of_one[job.capacity] = counter.get_total_flops() / len(x)
+        work += of_one[job.capacity] * len(data) * plan.client.epochs
     return {
         "gflop": round(work / 1e9, 1),
         "product_gflops": round(speed / 1e9, 1),

@@ -78,13 +78,14 @@ def test_cohorts_of_changing_composition() -> None:
     ]
     made, plain = (training("cuda", engine, settings) for engine in ("graph", "loop"))
     apart = []
-    for _ in range(4):  # from the same weights every round: rounding is not to grow from one to the next
+    for _ in range(12):  # from the same weights every round: rounding is not to grow from one to the next
         plain.state = {name: tensor.clone() for name, tensor in made.state.items()}
         found = changes(made)
         assert ragged(made)
         apart.append(max(float((found[name] - w).norm() / w.norm()) for name, w in changes(plain).items()))
-    # weights moved by 1e-7 make one round in ten of `loop` itself differ by 1e-2 or more: a unit that just fires or not
-    assert sorted(apart)[-2] <= 1e-3
+    # Weights moved by 1e-7 make one round in ten of `loop` itself differ by 1e-2 or more: a unit just fires or not.
+    # The same composition comes several times, so an error in one would show more often.
+    assert sorted(apart)[-3] <= 1e-3
     assert max(apart) <= 0.3
 
 
