@@ -89,9 +89,14 @@ def summary(runs: dict[str, dict[str, float]]) -> tuple[list[str], dict[str, flo
     return lines, figures
 
 
+def seeds(text: str) -> list[int]:
+    """``1,2,3``"""
+    return [int(seed) for seed in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--seeds", type=seeds, default="1,2,3")
     parser.add_argument("--splits", nargs="+", default=list(SPLITS), choices=list(SPLITS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--at-once", type=int, default=6, help="runs that share the device")
@@ -107,15 +112,17 @@ def main() -> None:
     with ProcessPoolExecutor(options.at_once, mp_context=get_context("spawn")) as pool:
         started = {
             pool.submit(trained, [*SPLITS[split], *METHODS[method], f"seed={seed}", *options.set]): name
-            for seed in options.seeds.split(",")
+            for seed in options.seeds
             for split in options.splits
             for method in options.methods
             if (name := f"{split}, {method}, {seed}") not in runs
         }
+        failed = 0
         for future in as_completed(started):
             name = started[future]
             if (wrong := future.exception()) is not None:
                 print(f"{name}: {wrong}", flush=True)
+                failed += 1
                 continue
             runs[name] = future.result()
             print(
@@ -128,6 +135,8 @@ def main() -> None:
     lines, figures = summary(runs)
     print("\n".join(lines))
     print(json.dumps({**figures, **environment()}))
+    if failed:
+        raise SystemExit(f"{failed} of {len(started)} runs failed")
 
 
 if __name__ == "__main__":
