@@ -71,6 +71,11 @@ def on_public_images(recipe: Recipe) -> float:
     return 100 * float(made.measure(task, made.model, made.model)["global_accuracy"])
 
 
+def with_spread(row: dict[str, Any]) -> str:
+    """An accuracy; one seed has no spread."""
+    return f"{row['accuracy']}" if row["spread"] is None else f"{row['accuracy']} ± {row['spread']}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,2,3")
@@ -101,23 +106,23 @@ def main() -> None:
         row = {
             "method": what,
             "accuracy": round(statistics.mean(found), 1),
-            "spread": round(statistics.stdev(found), 1) if len(found) > 1 else 0.0,
+            "spread": round(statistics.stdev(found), 1) if len(found) > 1 else None,
             "best": round(100 * statistics.mean(one["best_global_accuracy"] for one in every), 1),
             "seconds": round(statistics.median(one["seconds"] for one in every), 1),
             "mib": round(every[0]["bytes"] / 2**20, 2),
             "needs": needs,
         }
         rows.append(row)
-        accuracy, wanted = f"{row['accuracy']} ± {row['spread']}", ", ".join(needs).replace("_", " ")
+        accuracy, wanted = with_spread(row), ", ".join(needs).replace("_", " ")
         print(f"| {what} | {accuracy} | {row['best']} | {row['seconds']} | {row['mib']} | {wanted} |", flush=True)
     if not options.only or {"fedet", BOUND} & {*options.only}:
         settings = [*SPLIT, "method=fedet", *options.set]
         recipes = [find_recipe("digits").with_settings([*settings, f"seed={seed}"]) for seed in seeds]
         bound = [on_public_images(replace(recipe, rounds=options.rounds)) for recipe in recipes]
         what = BOUND
-        spread = round(statistics.stdev(bound), 1) if len(bound) > 1 else 0.0
+        spread = round(statistics.stdev(bound), 1) if len(bound) > 1 else None
         rows.append({"method": what, "accuracy": round(statistics.mean(bound), 1), "spread": spread})
-        print(f"| {what} | {rows[-1]['accuracy']} ± {spread} | | | | |", flush=True)
+        print(f"| {what} | {with_spread(rows[-1])} | | | | |", flush=True)
     command = f"python benchmarks/methods.py --seeds {options.seeds} --rounds {options.rounds}"
     told = {
         "what": "all methods on digits, twenty devices of five sizes, one split; accuracy in percent over seeds",
