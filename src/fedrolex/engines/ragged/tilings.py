@@ -8,6 +8,7 @@ from dataclasses import dataclass
 CHUNKS = 64  # most parts of a batch that a norm's moments are taken of
 FEWEST = 64  # pixels of a block of a product, at least
 BUSY = 132  # programs that give every processor of a GPU one
+ENOUGH = 66  # programs from which a product is not split: other clients, and other runs, want processors too
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> 
     rows = 256 if many and columns == 16 else 128 if many else 64
     tiles = _blocks(pixels, rows) * sum(_blocks(out, columns) for out in outs)
     parts = 1
-    while parts < side**2 and tiles * parts < BUSY:
+    while parts < side**2 and tiles * parts < ENOUGH:
         parts *= 3
     return Tiling(rows, columns, _fit(ins, 32 if many else 64), parts, stages=4 if many and columns == 64 else 3)
 
@@ -65,7 +66,7 @@ def weights(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> 
     tiles = side**2 // taps * sum(_blocks(i, rows) * _blocks(o, columns) for i, o in zip(ins, outs, strict=True))
     most = 32 if pixels >= 65536 else 16
     few = wide and pixels <= 2048
-    wanted = 1 if few else min(most, max(1, pixels // 256), _blocks(most // 4 * BUSY, tiles))
+    wanted = 1 if few else min(most, max(1, pixels // 256), _blocks(4 * most, tiles))
     span = _blocks(_blocks(pixels, wanted), 64) * 64
     small = rows * columns <= 1024
     depth, warps, stages = 128 if small else 64, 8 if wide else 4, 2 if small else 3
