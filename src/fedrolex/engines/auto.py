@@ -26,8 +26,9 @@ from fedrolex.tasks.task import Examples
 
 CLEARLY = 0.95  # of the time, to be taken for faster
 SHORT = 60.0  # seconds of training that are not worth a measurement
-TRIES = 3  # timed repetitions
-BUDGET = 1.0  # seconds after which a capacity is not tried again
+TRIES = 7  # timed repetitions
+BUDGET = (1.0, 5.0)  # seconds after which a capacity is not tried again, at least and at most
+SHARE = 0.05  # of the run's length that may be spent on trying
 WIDE = 0.1  # seconds of a step above which clients are not worth stacking
 STEPS = 3  # batches of a client that are tried: with one, what a client costs beside its steps counts too much
 
@@ -93,12 +94,16 @@ def choose(plan: RoundPlan, model: nn.Module, precision: Precision, rounds: int)
         steps = plan.client.epochs * -(-_examples(plan) // plan.client.batch)
         for _ in range(2):  # once to make the sub-models
             first = {capacity: _seconds(loop, plan, group[:1]) for capacity, group in jobs.items()}
-        if rounds * steps * sum(len(jobs[capacity]) * one for capacity, one in first.items()) < SHORT:
+        length = rounds * steps * sum(len(jobs[capacity]) * one for capacity, one in first.items())
+        if length < SHORT:
             return Choice("loop", why="the run is too short to measure others")
         workers = torch.get_num_threads()
         alone = Crew(model, precision=precision, workers=workers, stacked=())
         stacked = Crew(model, precision=precision, workers=workers)
-        times = {c: _times(plan, _some(plan, group, workers), loop, alone, stacked) for c, group in jobs.items()}
+        budget = min(max(SHARE * length / len(jobs), BUDGET[0]), BUDGET[1])
+        times = {
+            c: _times(plan, _some(plan, group, workers), loop, alone, stacked, budget) for c, group in jobs.items()
+        }
     if alone.draws or stacked.draws:
         return Choice("loop", why="the model draws random numbers while it trains")
     return decide(times, {capacity: len(group) for capacity, group in jobs.items()}, workers)
@@ -126,19 +131,20 @@ def _some(plan: RoundPlan, group: Sequence[Job], workers: int) -> list[Job]:
     return few + [replace(group[0], client=client) for client in others[: max(0, workers - len(few))]]
 
 
-def _times(plan: RoundPlan, jobs: Sequence[Job], loop: Loop, alone: Crew, stacked: Crew) -> Times:
-    """The best of a few tries, in turn; the first, which makes sub-models, does not count."""
-    one = jobs[:1]
-    tries: list[tuple[Engine, Sequence[Job]]] = [(loop, one), (alone, jobs[: alone.workers])]
-    if len(jobs) >= stacked.fewest and _seconds(loop, plan, one) < WIDE:
-        tries[1:] = [(alone, jobs), (stacked, jobs)]
-    for engine, some in tries:
-        _seconds(engine, plan, some)
-    best = [float("inf")] * len(tries)
+def _times(plan: RoundPlan, jobs: Sequence[Job], loop: Loop, alone: Crew, stacked: Crew, budget: float) -> Times:
+    """The best of a few tries of the same clients, in turn; the first, which makes sub-models, does not count."""
+    engines: list[Engine] = [loop, alone]
+    if len(jobs) >= stacked.fewest and _seconds(loop, plan, jobs[:1]) < WIDE:
+        engines.append(stacked)
+    else:
+        jobs = jobs[: alone.workers]
+    for engine in engines:
+        _seconds(engine, plan, jobs)
+    best = [float("inf")] * len(engines)
     began = time.perf_counter()
     for _ in range(TRIES):
-        best = [min(now, _seconds(engine, plan, some)) for now, (engine, some) in zip(best, tries, strict=True)]
-        if time.perf_counter() - began > BUDGET:
+        best = [min(now, _seconds(engine, plan, jobs)) for now, engine in zip(best, engines, strict=True)]
+        if time.perf_counter() - began > budget:
             break
     return Times(best[0], best[1], best[2] if len(best) > 2 else best[1])
 
