@@ -123,14 +123,20 @@ def rounds_are_those_of_loop() -> None:
     recipe = Recipe(device="cpu").with_settings(settings)
     one, other = prepare(recipe, task), prepare(recipe, task)
     one.engine, other.engine = Loop(one.model), Graph(other.model)
-    for _ in range(2):
+    ready: list[tuple[int, ...]] = []
+    used = 0
+    for _ in range(3):
         rows_one, rows_other = one.run_round(), other.run_round()
-        assert other.engine._at_rest is not None
+        ragged = other.engine._at_rest
+        assert ragged is not None
+        used += ready == [(one.round - 1, 0, *(seat.job.client for seat in ragged._seats))]
+        ready = list(ragged._made)
         assert abs(rows_one["train_loss"] - rows_other["train_loss"]) < 1e-3
         for capacity, drift in rows_one["drift"].items():
             assert abs(drift - rows_other["drift"][capacity]) < 1e-3
         for name, tensor in one.state.items():
             torch.testing.assert_close(other.state[name], tensor, rtol=1e-3, atol=1e-4)
+    assert used, "inputs are made ahead for the clients that come"
 
 
 if __name__ == "__main__":

@@ -88,7 +88,8 @@ class Ragged:
     _exchange: Exchange | None = None
     _taken: bool | None = None
     _models: dict[Widths, PreResNet] = field(default_factory=dict)
-    _drawn: dict[tuple[int, int, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    _made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _made_of: Task | None = None
 
     def takes(self, plan: RoundPlan) -> bool:
         """Whether a round can be trained here."""
@@ -116,7 +117,8 @@ class Ragged:
             for epoch in range(plan.client.epochs):
                 self._fill(plan, epoch)
                 self._train(plan)
-            self._get_ready(plan)
+            if len(jobs) == len(plan.jobs):
+                self._get_ready(plan)
         answers = {**failures, **self._answers(plan)}
         for job in jobs:
             yield answers[job.client]
@@ -164,7 +166,7 @@ class Ragged:
         self.lanes, self._exchange, self._seats = [], None, []  # what they hold on the device goes first
         groups: dict[bool, list[Widths]] = {}
         for widths, count in self._needed.items():
-            groups.setdefault(self._models[widths].stem.out_channels >= WIDE, []).extend([widths] * count)
+            groups.setdefault(self._wide(widths), []).extend([widths] * count)
         for _, group in sorted(groups.items(), reverse=True):
             models = [self._models[widths] for widths in group]
             device = next(self.model.parameters()).device
@@ -194,47 +196,54 @@ class Ragged:
             lane.cohort.start(plan.client.rate(plan.round))
 
     def _fill(self, plan: RoundPlan, epoch: int) -> None:
-        """The epoch's inputs, augmented for the whole cohort in one go."""
-        task = plan.task
-        assert isinstance(task, Classification)
-        rows, draws = zip(
-            *(self._drawn_for(plan, plan.round, seat.job.client, epoch) for seat in self._seats), strict=True
-        )
-        found = task.train.rows(torch.cat(rows).to(task.train.y.device, non_blocking=True))
-        drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if task.random_inputs else None
-        inputs = task.inputs(found.x, drawn).permute(0, 2, 3, 1)
+        """The epoch's inputs and targets, each client's to its place."""
+        inputs, targets = self._inputs(plan, plan.round, epoch, [seat.job.client for seat in self._seats])
         done = 0
         for lane in self.lanes:
             mine = [seat for seat in self._seats if seat.lane is lane]
             count, cohort = sum(seat.images for seat in mine), lane.cohort
             if count:
                 room = cohort.y.shape[1]
-                to = torch.cat([seat.place * room + torch.arange(seat.images) for seat in mine]).to(found.y.device)
-                cohort.y.view(-1)[to] = found.y[done : done + count]
+                to = torch.cat([seat.place * room + torch.arange(seat.images) for seat in mine]).to(targets.device)
+                cohort.y.view(-1)[to] = targets[done : done + count]
                 cohort.x.flatten(0, 1)[to, ..., : inputs.shape[-1]] = inputs[done : done + count].to(cohort.x.dtype)
                 done += count
             cohort.counter.zero_()
 
-    def _drawn_for(self, plan: RoundPlan, round: int, client: int, epoch: int) -> tuple[Tensor, Tensor | None]:
-        """The rows of a client in the order of training, and what is drawn for each."""
-        key = (round, client, epoch)
-        task, known = plan.task, self._drawn.pop(key, None)
-        if known is not None:
+    def _inputs(self, plan: RoundPlan, round: int, epoch: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of clients, one after the other in the order of training, augmented in one go."""
+        task, known = plan.task, self._made.pop((round, epoch, *clients), None)
+        if known is not None and task is self._made_of:
             return known
         assert isinstance(task, Classification)
-        rows = task.parts[client]
-        order = torch.from_numpy(shuffle(len(rows), plan.seed, "batches", *key))
-        return rows[order], random_draws(len(rows), plan.seed, *key)[order] if task.random_inputs else None
+        rows, draws = [], []
+        for client in clients:
+            key = (round, client, epoch)
+            held = task.parts[client]
+            order = torch.from_numpy(shuffle(len(held), plan.seed, "batches", *key))
+            rows.append(held[order])
+            if task.random_inputs:
+                draws.append(random_draws(len(held), plan.seed, *key)[order])
+        found = task.train.rows(torch.cat(rows).to(task.train.y.device, non_blocking=True))
+        drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if draws else None
+        return task.inputs(found.x, drawn).permute(0, 2, 3, 1), found.y
 
     def _get_ready(self, plan: RoundPlan) -> None:
         """For the next round, while the device is at work."""
-        self._drawn.clear()
+        assert self._exchange is not None
+        assert isinstance(plan.task, Classification)
+        self._made.clear()
+        self._made_of = plan.task
         jobs = plan.upcoming()
-        for job in jobs:
-            key = (plan.round + 1, job.client, 0)
-            self._drawn[key] = self._drawn_for(plan, *key)
-        if self._exchange is not None:
-            self._exchange.get_ready(job.window for job in jobs)
+        self._exchange.get_ready(job.window for job in jobs)
+        widths = {job.client: tuple(plan.axes.widths(job.window).items()) for job in jobs}
+        able = [client for client in widths if self._why_not(plan, len(plan.task.parts[client])) is None]
+        if able and all(widths[client] in self._models for client in able):
+            seated = sorted(able, key=lambda client: not self._wide(widths[client]))
+            self._made[plan.round + 1, 0, *seated] = self._inputs(plan, plan.round + 1, 0, seated)
+
+    def _wide(self, widths: Widths) -> bool:
+        return self._models[widths].stem.out_channels >= WIDE
 
     def _train(self, plan: RoundPlan) -> None:
         streams = [lane.stream for lane in self.lanes if lane.stream is not None]

@@ -134,8 +134,6 @@ class Exchange:
             label_axis, rows: the axis of the classes, and which of them a place holds, ``(places, classes)``.
         """
         flat = torch.empty(sum(self._lengths), device=self.device)
-        parts = flat.split(self._lengths)
-        new = {name: part.view(self._old[name].shape) for name, part in zip(self.tensors, parts, strict=True)}
         if label_axis not in self._labels:
             which = [_label(tensor, label_axis) for tensor in self.tensors.values()]
             self._labels[label_axis] = torch.tensor(which).to(self.device)
@@ -146,6 +144,8 @@ class Exchange:
             self._labels[label_axis], self._sums, self.places, len(self.tensors), self._length,
             1 if rows is None else rows.shape[1], ROWS=rows is not None, SIZE=SIZE,
         )  # fmt: skip
+        parts = flat.split(self._lengths)
+        new = {name: part.view(self._old[name].shape) for name, part in zip(self.tensors, parts, strict=True)}
         told = torch.cat([self._sums.sum(0, dtype=torch.float64).flatten(), flat.sum().double()[None]]).tolist()
         return new, [told[at : at + 3] for at in range(0, len(told) - 1, 3)], isfinite(told[-1])
 
