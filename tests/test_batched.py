@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,30 @@ def test_small_networks_that_convolve(method: str, device: str) -> None:
     found = changes(made, 2)
     assert engine._batched._lanes
     alike(changes(training(device, "loop", settings), 2), found, 1e-3)
+
+
+def test_the_next_clients_are_read_ahead_once(words: Callable[..., Training]) -> None:
+    made = words("cpu", Graph, [])
+    read: list[int] = []
+
+    def counted(task: Any) -> Any:
+        class Counted(type(task)):  # type: ignore[misc]
+            def client(self, number: int) -> Any:
+                read.append(number)
+                return super().client(number)
+
+        return Counted(**{field.name: getattr(task, field.name) for field in fields(task)})
+
+    cohorts = [{member.client for member in made.fleet.members(round)} for round in range(4)]
+    made.task = counted(made.task)
+    for round in range(2):
+        read.clear()
+        made.run_round()
+        assert set(read) == cohorts[round + 1] | (cohorts[0] if round == 0 else set())
+    made.task = counted(made.task)  # what was read belongs to the other
+    read.clear()
+    made.run_round()
+    assert set(read) == cohorts[2] | cohorts[3]
 
 
 def test_dropout_follows_the_seed_and_nothing_else(words: Callable[..., Training]) -> None:

@@ -99,6 +99,8 @@ class Batched:
         self.model = model
         self.precision = precision
         self._lanes: dict[tuple[Widths, int], list[Lane]] = {}
+        self._ahead: dict[int, Examples] = {}
+        self._ahead_of: Task | None = None
         kinds = {type(module) for module in model.modules()}
         self._alone = not any(issubclass(kind, _BatchNorm) for kind in kinds)
         self._convolves = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
@@ -116,7 +118,7 @@ class Batched:
 
     def run(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[Upload | Failure]:
         """Train clients at once; answers come in the order of the jobs."""
-        data, failures = holdings(plan, jobs)
+        data, failures = holdings(plan, jobs, self._ahead if plan.task is self._ahead_of else {})
         seats = self._seats(plan, [job for job in jobs if job.client in data], data)
         self._start(plan, seats)
         with torch.random.fork_rng(devices=[]):
@@ -124,6 +126,8 @@ class Batched:
             for epoch in range(plan.client.epochs):
                 self._fill(plan, seats, epoch)
                 self._train(plan, seats)
+        if len(jobs) == len(plan.jobs):
+            self._read_ahead(plan)
         answers = {**failures, **self._answers(plan, seats)}
         for job in jobs:
             yield answers[job.client]
@@ -286,6 +290,11 @@ class Batched:
         for lane in lanes.values():
             if lane.stream is not None:
                 torch.cuda.current_stream().wait_stream(lane.stream)
+
+    def _read_ahead(self, plan: RoundPlan) -> None:
+        """What the next round's clients hold, while the device is at work."""
+        self._ahead, _ = holdings(plan, plan.upcoming())
+        self._ahead_of = plan.task
 
     def _answers(self, plan: RoundPlan, seats: Sequence[Seat]) -> dict[int, Upload | Failure]:
         lanes = {id(seat.lane): seat.lane for seat in seats}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from fedrolex.engines.engine import Failure, Job, RoundPlan
 from fedrolex.engines.loop import why_failed
 from fedrolex.tasks.task import Examples
 
 
-def holdings(plan: RoundPlan, jobs: Sequence[Job]) -> tuple[dict[int, Examples], dict[int, Failure]]:
-    """The examples of every client, or why it has none, by client."""
+def holdings(
+    plan: RoundPlan, jobs: Sequence[Job], known: Mapping[int, Examples] = MappingProxyType({})
+) -> tuple[dict[int, Examples], dict[int, Failure]]:
+    """The examples of every client, or why it has none, by client; those ``known`` are not read again."""
     data: dict[int, Examples] = {}
     failures: dict[int, Failure] = {}
     for job in jobs:
         try:
-            found = plan.task.client(job.client)
+            found = known[job.client] if job.client in known else plan.task.client(job.client)
             if not len(found):
                 raise ValueError("has no examples")
             data[job.client] = found
