@@ -1,61 +1,77 @@
-"""Channels last on the way back: pooling before a flattening copies nothing, and computes the same."""
+"""Layouts: sizes, positions and their JSON form."""
 
 from __future__ import annotations
 
-import copy
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.profiler import ProfilerActivity, profile
+from fedrolex import FedrolexError, Window
+from fedrolex.slicing import Cat, Fixed, Layout, Pick, Prod, Ref, Run
+from fedrolex.slicing import layout as layouts
+from fedrolex.slicing.regions import regions
 
-from fedrolex.engines.layout import channels_last
+SIZES = {"a": 4, "b": 3}
 
-SIZE = [2, 4, 6, 6]  # of what is pooled
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2))
-    return nn.Sequential(*layers)
-
-
-def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters())))
-
-
-def test_gradients_are_the_same() -> None:
-    model, x = network(), torch.randn(2, 3, 8, 8)
-    for own, wanted in zip(gradients(channels_last(copy.deepcopy(model)), x), gradients(model, x), strict=True):
-        torch.testing.assert_close(own, wanted)
+LAYOUTS = st.recursive(
+    st.one_of(st.integers(1, 3).map(Fixed), st.sampled_from([Ref("a"), Ref("b")])),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: Prod(tuple(parts))),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: Cat(tuple(parts))),
+    ),
+    max_leaves=4,
+)
 
 
-def test_what_is_pooled_is_not_copied() -> None:
-    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
-
-    def copies(model: nn.Module) -> int:
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-            gradients(model, x)
-        found = seen.key_averages(group_by_input_shape=True)
-        return sum(e.count for e in found if e.key == "aten::copy_" and e.input_shapes[0] == SIZE)
-
-    assert copies(network().to(memory_format=torch.channels_last)) == 2  # else nothing is left to do here
-    assert copies(channels_last(network())) == 0
+def test_a_flattened_feature_map_keeps_all_places_of_a_channel() -> None:
+    layout = Prod((Ref("a"), Fixed(2)))
+    assert layouts.size(layout, SIZES) == 8
+    assert layouts.positions(layout, SIZES, lambda _: np.array([3, 0])).tolist() == [6, 7, 0, 1]
 
 
-def test_under_vmap_and_without_gradients_and_with_indices() -> None:
-    model, x = channels_last(network()), torch.randn(3, 2, 3, 8, 8)
-    names = [name for name, _ in model.named_parameters()]
-    stacked = [torch.stack([p.detach()] * 3).requires_grad_() for p in model.parameters()]
+def test_heads_stay_and_the_dimensions_inside_are_cut() -> None:
+    layout = Prod((Fixed(2), Ref("a")))
+    assert layouts.positions(layout, SIZES, lambda _: np.array([1, 2])).tolist() == [1, 2, 5, 6]
 
-    def loss(values: list[Tensor], x: Tensor) -> Tensor:
-        found: Tensor = functional_call(model, dict(zip(names, values, strict=True)), (x,))
-        return found.pow(2).sum()
 
-    together = torch.autograd.grad(vmap(loss)(stacked, x).sum(), stacked)
-    for place in range(3):
-        for own, wanted in zip(together, gradients(model, x[place]), strict=True):
-            torch.testing.assert_close(own[place], wanted)
-    with torch.no_grad():
-        model(x[0])
-    assert len(channels_last(nn.MaxPool2d(2, return_indices=True))(x[0].requires_grad_())) == 2
+def test_concatenated_parts_shift() -> None:
+    layout = Cat((Ref("b"), Ref("a")))
+    assert layouts.positions(layout, SIZES, lambda axis: np.array([0]) if axis == "b" else np.array([2])).tolist() == [
+        0,
+        5,
+    ]
+
+
+@given(LAYOUTS)
+def test_json_round_trip(layout: Layout) -> None:
+    assert layouts.decode(layouts.encode(layout)) == layout
+
+
+@pytest.mark.parametrize("bad", [-1, True, None, 1.5, {"prod": 3}, {"cat": [1], "prod": [1]}, [1]])
+def test_damaged_json_is_refused_in_one_line(bad: object) -> None:
+    with pytest.raises(FedrolexError, match="not a layout"):
+        layouts.decode(bad)
+
+
+@given(LAYOUTS, st.integers(0, 3), st.integers(1, 4), st.integers(0, 2), st.integers(1, 3))
+def test_strided_blocks_are_the_positions(layout: Layout, sa: int, wa: int, sb: int, wb: int) -> None:
+    """The blocks of a contiguous window cover exactly the positions, in order, with two pieces a leaf at most."""
+    import torch
+
+    runs = {"a": Run(sa, wa, 4), "b": Run(sb, wb, 3)}
+    full = layouts.size(layout, SIZES)
+    region = regions("t", (layout,), SIZES, Window(runs))
+    wanted = layouts.positions(layout, SIZES, lambda axis: runs[axis].indices())
+    taken = region.take(torch.arange(full))
+    assert taken.tolist() == wanted.tolist()
+    assert region.pieces is not None
+    assert len(region.pieces[0]) <= 2 ** len(list(layouts.refs(layout))) * _leaves(layout)
+    picked = regions(
+        "t", (layout,), SIZES, Window({n: Pick(tuple(r.indices().tolist()), r.size) for n, r in runs.items()})
+    )
+    assert picked.take(torch.arange(full)).tolist() == wanted.tolist()
+
+
+def _leaves(layout: Layout) -> int:
+    return sum(map(_leaves, layout.parts)) if isinstance(layout, Prod | Cat) else 1

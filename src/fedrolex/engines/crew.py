@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from fedrolex.client import Precision
 from fedrolex.engines.dropout import OwnDropout
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
-from fedrolex.engines.layout import channels_last
 from fedrolex.engines.loop import Loop, stream_seed
 from fedrolex.engines.stack import Stack, Unit
 
@@ -46,7 +45,7 @@ class Member(Loop):
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
         """Channels last; a new module draws weights, which is not what counts as drawing."""
         with CUTTING, torch.random.fork_rng(devices=[]):
-            return channels_last(super().cut(plan, job))
+            return super().cut(plan, job).to(memory_format=torch.channels_last)
 
     def go_on(self, plan: RoundPlan, began: float, steps: int) -> None:
         """Unless the run was interrupted."""

@@ -50,7 +50,7 @@ class OwnDropout(TorchFunctionMode):
             return input * 0
         words = self.generator.random_raw(-(-input.numel() // 4)).view(np.int16)[: input.numel()]
         mask = torch.from_numpy(words).view(input.shape) < kept - PARTS // 2
-        return input * torch.empty_like(input).copy_(mask).mul_(PARTS / kept)  # laid out as the input is
+        return input * (mask * (PARTS / kept)).to(input.dtype)
 
 
 def has_dropout(model: nn.Module) -> bool:
