@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -29,7 +30,10 @@ def held(y: Tensor) -> Tensor:
     return torch.zeros(CLASSES, dtype=torch.bool).index_fill_(0, y, True)
 
 
-def steps_are_those_of_plain_torch() -> None:
+WORK = LocalTraining(batch=3, lr=0.05, momentum=0.9, weight_decay=5e-4, clip=1.0, mask="zero")
+
+
+def steps_are_those_of_plain_torch(work: LocalTraining = WORK, tolerance: float = 1e-3) -> None:
     """Odd widths, a short last batch, a client that is done early, masks, clipping, momentum, weight decay."""
     plan = {"blocks": (1, 1, 1, 1), "size": 8, "classes": CLASSES}
     models = [PreResNet(Plan(width=width, **plan)) for width in (6, 3)]  # type: ignore[arg-type]
@@ -37,7 +41,6 @@ def steps_are_those_of_plain_torch() -> None:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 nn.init.normal_(parameter, 0.5, 0.3)
-    work = LocalTraining(batch=3, lr=0.05, momentum=0.9, weight_decay=5e-4, clip=1.0, mask="zero")
     sizes = [5, 3]
     cohort = Cohort(models, work, room=5, precision="fp32", device=CPU)
     data = [(torch.randn(n, 3, 8, 8), torch.randint(0, 3, (n,))) for n in sizes]
@@ -54,18 +57,26 @@ def steps_are_those_of_plain_torch() -> None:
     for client, ((x, y), model) in enumerate(zip(data, models, strict=True)):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         slot, total = Slot(model), 0.0
+        work.start(slot)
         for rows in torch.arange(len(x)).split(work.batch):
             total += float(work.step(slot, x[rows], y[rows], nn.functional.cross_entropy, work.lr, held(y)))
-        assert abs(float(cohort.totals[client]) - total) < 1e-4
+        assert abs(float(cohort.totals[client]) - total) < 0.1 * tolerance
         for name, got in cohort.parameters.tensors(client).items():
             wanted = model.get_parameter(name).detach() - before[name]
-            assert float((got - before[name] - wanted).norm()) <= 1e-3 * float(wanted.norm()), (client, name)
+            if work.optimizer == "adam" and wanted.dim() == 1:
+                continue  # biases before a norm have a gradient of nothing but rounding, which Adam makes large
+            assert float((got - before[name] - wanted).norm()) <= tolerance * float(wanted.norm()), (client, name)
 
 
 def whole_sums_are_those_of_plain_torch() -> None:
     """The same where one program has the whole sum of a convolution, as with many pixels."""
-    tilings.ENOUGH = 1
+    tilings.BUSY = tilings.ENOUGH = 1
     steps_are_those_of_plain_torch()
+
+
+def adam_remembers_as_in_plain_torch() -> None:
+    """The second step depends on both moments and on how many steps there were."""
+    steps_are_those_of_plain_torch(LocalTraining(batch=3, optimizer="adam", lr=0.01), tolerance=0.05)
 
 
 def averages_are_those_of_the_fold() -> None:
@@ -105,38 +116,45 @@ def averages_are_those_of_the_fold() -> None:
 
 
 def rounds_are_those_of_loop() -> None:
-    """Two cohorts of different composition, of clients with different numbers of images."""
+    """Cohorts of different composition, of clients with different numbers of images; inputs are made ahead, once."""
     rows = [range(0, 4), range(4, 7), range(7, 9), range(9, 13)]
     x = torch.randint(0, 256, (13, 3, 8, 8), dtype=torch.uint8)
     y = torch.arange(13) % CLASSES
-    data = Examples(x, y)
+    data, pixels = Examples(x, y), Pixels.of((0.5,) * 3, (0.25,) * 3, 1, True)
     task = Classification(
         "tiny",
         lambda scale: PreResNet(Plan(blocks=(1, 1), width=4 * scale, size=8, classes=CLASSES)),
         data,
         data,
         Partition.of(rows),
-        pixels=Pixels.of((0.5,) * 3, (0.25,) * 3, 1, True),
+        pixels=pixels,
     )
     settings = ["fleet.cohort=2", "fleet.clients=4", 'fleet.capacities=["1", "1/2"]', "client.batch=2", "client.lr=0.1"]
     settings += ["client.mask=zero", "method.rows=true", "client.clip=1.0"]
     recipe = Recipe(device="cpu").with_settings(settings)
-    one, other = prepare(recipe, task), prepare(recipe, task)
+    made: list[int] = []
+
+    class Counted:
+        random = True
+
+        def __call__(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
+            made.append(len(x))
+            return pixels(x, draws)
+
+        def to(self, device: torch.device) -> Counted:
+            return self
+
+    one, other = prepare(recipe, task), prepare(recipe, replace(task, pixels=Counted()))  # type: ignore[arg-type]
     one.engine, other.engine = Loop(one.model), Graph(other.model)
-    ready: list[tuple[int, ...]] = []
-    used = 0
     for _ in range(3):
         rows_one, rows_other = one.run_round(), other.run_round()
-        ragged = other.engine._at_rest
-        assert ragged is not None
-        used += ready == [(one.round - 1, 0, *(seat.job.client for seat in ragged._seats))]
-        ready = list(ragged._made)
+        assert other.engine._at_rest is not None
         assert abs(rows_one["train_loss"] - rows_other["train_loss"]) < 1e-3
         for capacity, drift in rows_one["drift"].items():
             assert abs(drift - rows_other["drift"][capacity]) < 1e-3
         for name, tensor in one.state.items():
             torch.testing.assert_close(other.state[name], tensor, rtol=1e-3, atol=1e-4)
-    assert used, "inputs are made ahead for the clients that come"
+    assert made == [2, 7, 5, 8, 6]  # an example, then three rounds, the third one's made ahead, and the fourth's
 
 
 if __name__ == "__main__":

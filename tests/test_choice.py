@@ -182,10 +182,12 @@ def test_a_model_that_draws_otherwise_is_left_to_loop(tmp_path: Path, monkeypatc
 
 
 def test_workers_leave_torch_as_it_was_and_stop_when_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, running = torch.get_num_threads(), threading.active_count()
-    made = prepare(RECIPE)
+    threads = torch.get_num_threads()
+    made = prepare(RECIPE)  # PyTorch may start a thread of its own
+    running = threading.active_count()
     made.engine = Crew(made.model, workers=2)
     made.run_round()
+    assert threading.active_count() == running
     assert torch.get_num_threads() == threads
     made.round = 0  # the same clients again
     monkeypatch.setattr(threading.Thread, "join", interrupted_once(threading.Thread.join))

@@ -86,22 +86,23 @@ def alike(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) ->
 def alike_in_one_seed(
     device: str, engine: str, settings: list[str], tolerance: float, most: float, rounds: int = 1
 ) -> list[Training]:
-    """Every tensor's update agrees with that of ``loop`` in one of three seeds, and roughly in all.
+    """Every tensor's update agrees with that of ``loop`` in one of three seeds, and roughly in all; on a CPU, in one.
 
-    For deep networks in float32: a unit that just fires on one engine and just does not on the other moves a small
-    tensor by a hundredth and more, as weights moved by a millionth do in ``loop`` itself. That is rare; an error would
-    show in every seed. Returns what trained on the engine.
+    For deep networks in float32 on a GPU, whose sums are other ones: a unit that just fires on one engine and just does
+    not on the other moves a small tensor by a hundredth and more, as weights moved by a millionth do in ``loop``
+    itself. That is rare; an error of a kernel shows in every seed. Returns what trained on the engine.
     """
     apart: dict[str, list[float]] = {}
     trained = []
-    for seed in (1, 2, 3):
+    for seed in (1, 2, 3) if device == "cuda" else (1,):
         wanted = changes(training(device, "loop", [*settings, f"seed={seed}"]), rounds)
         trained.append(training(device, engine, [*settings, f"seed={seed}"]))
         found = changes(trained[-1], rounds)
         for name, tensor in wanted.items():
             assert float(tensor.norm()) > 0, name
             apart.setdefault(name, []).append(float((found[name] - tensor).norm() / tensor.norm()))
-    assert {name: each for name, each in apart.items() if not (min(each) <= tolerance and max(each) <= most)} == {}
+    good = {n: any(a <= tolerance for a in each) and all(a <= most for a in each) for n, each in apart.items()}
+    assert {name: apart[name] for name, fine in good.items() if not fine} == {}
     return trained
 
 

@@ -32,6 +32,7 @@ ONE_STEP = [*NETWORK, "task.limit=160", "client.lr=1.0"]  # so that changes are 
     [
         "steps_are_those_of_plain_torch",
         "whole_sums_are_those_of_plain_torch",
+        "adam_remembers_as_in_plain_torch",
         "averages_are_those_of_the_fold",
         "rounds_are_those_of_loop",
     ],

@@ -83,7 +83,14 @@ def gradients(model: nn.Module, example: Any) -> set[str]:
     return {n for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("name", [*zoo.TORCHVISION, *zoo.TIMM, *zoo.HUGGING])
+LARGE = ("vgg11_bn", "convmixer_768_32", "vit_b_16")  # a minute or two each
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name
+    for name in (*zoo.TORCHVISION, *zoo.TIMM, *zoo.HUGGING)
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_nobody_here_wrote(name: str) -> None:
     axes = check(name, {**zoo.TORCHVISION, **zoo.TIMM, **zoo.HUGGING}[name])
     if name in EXPECTED:

@@ -28,7 +28,8 @@ CLEARLY = 0.95  # of the time, to be taken for faster
 SHORT = 60.0  # seconds of training that are not worth a measurement
 TRIES = 7  # timed repetitions
 BUDGET = (1.0, 5.0)  # seconds after which a capacity is not tried again, at least and at most
-SHARE = 0.05  # of the run's length that may be spent on trying
+SHARE = 0.05  # of the run's length after which nothing more is tried
+FEW = 3  # clients that ``loop`` is tried with: one is over too soon to be compared with ten
 WIDE = 0.1  # seconds of a step above which clients are not worth stacking
 STEPS = 3  # batches of a client that are tried: with one, what a client costs beside its steps counts too much
 
@@ -132,18 +133,16 @@ def _some(plan: RoundPlan, group: Sequence[Job], workers: int) -> list[Job]:
 
 
 def _times(plan: RoundPlan, jobs: Sequence[Job], loop: Loop, alone: Crew, stacked: Crew, budget: float) -> Times:
-    """The best of a few tries of the same clients, in turn; the first, which makes sub-models, does not count."""
-    engines: list[Engine] = [loop, alone]
+    """The best of a few tries, in turn; the first, which makes sub-models, does not count."""
+    tries: list[tuple[Engine, Sequence[Job]]] = [(loop, jobs[:FEW]), (alone, jobs[: alone.workers])]
     if len(jobs) >= stacked.fewest and _seconds(loop, plan, jobs[:1]) < WIDE:
-        engines.append(stacked)
-    else:
-        jobs = jobs[: alone.workers]
-    for engine in engines:
-        _seconds(engine, plan, jobs)
-    best = [float("inf")] * len(engines)
+        tries[1:] = [(alone, jobs), (stacked, jobs)]
     began = time.perf_counter()
+    for engine, some in tries[1:]:
+        _seconds(engine, plan, some)
+    best = [float("inf")] * len(tries)
     for _ in range(TRIES):
-        best = [min(now, _seconds(engine, plan, jobs)) for now, engine in zip(best, engines, strict=True)]
+        best = [min(now, _seconds(engine, plan, some)) for now, (engine, some) in zip(best, tries, strict=True)]
         if time.perf_counter() - began > budget:
             break
     return Times(best[0], best[1], best[2] if len(best) > 2 else best[1])

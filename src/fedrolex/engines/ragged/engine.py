@@ -198,6 +198,7 @@ class Ragged:
     def _fill(self, plan: RoundPlan, epoch: int) -> None:
         """The epoch's inputs and targets, each client's to its place."""
         inputs, targets = self._inputs(plan, plan.round, epoch, [seat.job.client for seat in self._seats])
+        self._made.clear()
         done = 0
         for lane in self.lanes:
             mine = [seat for seat in self._seats if seat.lane is lane]
@@ -206,13 +207,13 @@ class Ragged:
                 room = cohort.y.shape[1]
                 to = torch.cat([seat.place * room + torch.arange(seat.images) for seat in mine]).to(targets.device)
                 cohort.y.view(-1)[to] = targets[done : done + count]
-                cohort.x.flatten(0, 1)[to, ..., : inputs.shape[-1]] = inputs[done : done + count].to(cohort.x.dtype)
+                cohort.x.flatten(0, 1)[to, ..., : inputs.shape[-1]] = inputs[done : done + count]
                 done += count
             cohort.counter.zero_()
 
     def _inputs(self, plan: RoundPlan, round: int, epoch: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Inputs and targets of clients, one after the other in the order of training, augmented in one go."""
-        task, known = plan.task, self._made.pop((round, epoch, *clients), None)
+        task, known = plan.task, self._made.pop((plan.seed, round, epoch, *clients), None)
         if known is not None and task is self._made_of:
             return known
         assert isinstance(task, Classification)
@@ -226,21 +227,22 @@ class Ragged:
                 draws.append(random_draws(len(held), plan.seed, *key)[order])
         found = task.train.rows(torch.cat(rows).to(task.train.y.device, non_blocking=True))
         drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if draws else None
-        return task.inputs(found.x, drawn).permute(0, 2, 3, 1), found.y
+        inputs = task.inputs(found.x, drawn).to(self.lanes[0].cohort.x.dtype)
+        return inputs.permute(0, 2, 3, 1), found.y
 
     def _get_ready(self, plan: RoundPlan) -> None:
-        """For the next round, while the device is at work."""
+        """For the next round, while the device is at work: what is to be done on the host, and inputs."""
         assert self._exchange is not None
         assert isinstance(plan.task, Classification)
         self._made.clear()
         self._made_of = plan.task
-        jobs = plan.upcoming()
+        jobs = [job for job in plan.upcoming() if job.part == 1]  # stragglers are not trained here
         self._exchange.get_ready(job.window for job in jobs)
         widths = {job.client: tuple(plan.axes.widths(job.window).items()) for job in jobs}
         able = [client for client in widths if self._why_not(plan, len(plan.task.parts[client])) is None]
         if able and all(widths[client] in self._models for client in able):
             seated = sorted(able, key=lambda client: not self._wide(widths[client]))
-            self._made[plan.round + 1, 0, *seated] = self._inputs(plan, plan.round + 1, 0, seated)
+            self._made[plan.seed, plan.round + 1, 0, *seated] = self._inputs(plan, plan.round + 1, 0, seated)
 
     def _wide(self, widths: Widths) -> bool:
         return self._models[widths].stem.out_channels >= WIDE
