@@ -53,10 +53,11 @@ class Member(Loop):
             raise Stopped
 
     @contextmanager
-    def drawing(self, plan: RoundPlan, purpose: str, job: Job) -> Iterator[None]:
+    def drawing(self, plan: RoundPlan, *jobs: Job) -> Iterator[OwnDropout | None]:
         """Threads share one random generator; dropout is given another, what else was drawn is noticed afterwards."""
-        with OwnDropout(stream_seed(plan, purpose, job)) if self.dropout else nullcontext():
-            yield
+        seeds = [stream_seed(plan, job) for job in jobs]
+        with OwnDropout(*seeds) if self.dropout else nullcontext() as dropout:
+            yield dropout
 
 
 class Shelf:

@@ -23,12 +23,16 @@ class OwnDropout(TorchFunctionMode):
     """While it is entered, plain dropout on this thread draws from a stream of its own.
 
     Args:
-        seed: of the stream.
+        seeds: of the stream; for clients that are stacked, of every client's.
+
+    Attributes:
+        client: inside ``vmap``, which of the stacked clients a value belongs to, int64 ``()``.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, *seeds: int) -> None:
         super().__init__()
-        self.generator = np.random.Philox(key=seed)
+        self.generators = [np.random.Philox(key=seed) for seed in seeds]
+        self.client: Tensor | None = None
 
     def __torch_function__(
         self,
@@ -48,8 +52,11 @@ class OwnDropout(TorchFunctionMode):
             return input
         if kept == 0:
             return input * 0
-        words = self.generator.random_raw(-(-input.numel() // 4)).view(np.int16)[: input.numel()]
-        mask = torch.from_numpy(words).view(input.shape) < kept - PARTS // 2
+        size = input.numel()
+        drawn = [generator.random_raw(-(-size // 4)).view(np.int16)[:size] for generator in self.generators]
+        words = torch.from_numpy(np.stack(drawn)).view(-1, *input.shape)
+        own = words[0] if self.client is None else words.index_select(0, self.client.view(1))[0]
+        mask = own < kept - PARTS // 2
         return input * (mask * (PARTS / kept)).to(input.dtype)
 
 

@@ -78,7 +78,7 @@ class Loop:
         gradient = self._gradient(plan, job, slot, data, held) if work.gradient else None
         total: Tensor | None = None
         steps, last = 0, work.steps(len(data), job.part)
-        with self.drawing(plan, "client", job):
+        with self.drawing(plan, job):
             work.start(slot, job.correction)
             inside = self._narrower(plan, job, slot)
             for epoch in range(work.epochs):
@@ -135,17 +135,17 @@ class Loop:
         return dict(zip(slot.names, total, strict=True))
 
     @contextmanager
-    def drawing(self, plan: RoundPlan, purpose: str, job: Job) -> Iterator[None]:
-        """What a model draws inside (dropout) comes from a stream of its own."""
-        seed = stream_seed(plan, purpose, job)
-        with torch.random.fork_rng(devices=[]), OwnDropout(seed) if self.dropout else nullcontext():
-            torch.manual_seed(seed)
-            yield
+    def drawing(self, plan: RoundPlan, *jobs: Job) -> Iterator[OwnDropout | None]:
+        """What a model draws inside comes from streams of its own; dropout, from that of every client of a stack."""
+        seeds = [stream_seed(plan, job) for job in jobs]
+        with torch.random.fork_rng(devices=[]), OwnDropout(*seeds) if self.dropout else nullcontext() as dropout:
+            torch.manual_seed(seeds[0])
+            yield dropout
 
 
-def stream_seed(plan: RoundPlan, purpose: str, job: Job) -> int:
+def stream_seed(plan: RoundPlan, job: Job) -> int:
     """Of what a model draws while a client trains it."""
-    return int(words(1, plan.seed, purpose, plan.round, job.client)[0] >> 1)
+    return int(words(1, plan.seed, "client", plan.round, job.client)[0] >> 1)
 
 
 def why_failed(failure: BaseException) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedrolex.client import LocalTraining, Precision, in_precision
+from fedrolex.engines.dropout import OwnDropout
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.loop import Loop, random_draws, why_failed
 from fedrolex.optimizer import Memory
@@ -156,9 +157,9 @@ class Stack:
             memory, parameters, [torch.stack([one[name] for one in every]) for name in names] if every[0] else ()
         )
         held = _held(task, [data for _, data in group]) if work.mask != "none" else None
-        gradient = self._gradient(self._modules[widths], names, work, task, masked=held is not None)
         rate, total, steps = work.rate(plan.round), torch.zeros(len(group), device=parameters[0].device), 0
-        with self.loop.drawing(plan, "stack", group[0][0]):
+        with self.loop.drawing(plan, *(job for job, _ in group)) as dropout:
+            gradient = self._gradient(self._modules[widths], names, work, task, held is not None, dropout)
             for epoch in range(work.epochs):
                 for x, y in _batches(plan, group, epoch):
                     self.loop.go_on(plan, 0.0, steps)
@@ -177,25 +178,33 @@ class Stack:
         return answers
 
     def _gradient(
-        self, module: nn.Module, names: Sequence[str], work: LocalTraining, task: Task, masked: bool
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        work: LocalTraining,
+        task: Task,
+        masked: bool,
+        dropout: OwnDropout | None,
     ) -> Gradient:
         """Gradients and losses of all clients of a stack.
 
         A client's loss depends on its own parameters alone, so the gradient of the sum holds everyone's.
         """
 
-        def objective(values: list[Tensor], x: Tensor, y: Tensor, held: Tensor | None) -> Tensor:
+        def objective(values: list[Tensor], x: Tensor, y: Tensor, held: Tensor | None, client: Tensor) -> Tensor:
+            if dropout is not None:
+                dropout.client = client
             known = dict(zip(names, values, strict=True))
             scores = in_precision(lambda x: functional_call(module, known, (x,)), x, self.precision)
             return work.objective(scores, y, task.loss, held)
 
-        every = vmap(objective, (0, 0, 0, 0 if masked else None), randomness="different")
+        every = vmap(objective, (0, 0, 0, 0 if masked else None, 0), randomness="different")
 
         def gradient(
             parameters: list[Tensor], x: Tensor, y: Tensor, held: Tensor | None
         ) -> tuple[list[Tensor], Tensor]:
             leaves = [parameter.detach().requires_grad_() for parameter in parameters]
-            losses = every(leaves, x, y, held)
+            losses = every(leaves, x, y, held, torch.arange(len(x)))
             found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
             return list(found), losses.detach()
 
