@@ -188,7 +188,8 @@ def main() -> None:
         for system in turn if pair % 2 == 0 else turn[::-1]:
             reports[system].append(run(system, commands[system], work))
         rates = ", ".join(f"{system} {every[-1]['updates_per_second']:.2f}" for system, every in reports.items())
-        print(f"pair {pair + 1}: {rates} updates a second", flush=True)
+        chosen = reports["ours"][-1]["versions"]["fedrolex"]
+        print(f"pair {pair + 1}: {rates} updates a second; ours {chosen}", flush=True)
     settings = {name: getattr(options, name) for name in ("pairs", *names, "pfl_processes")}
     found = {**figures(reports), **settings, "load_before": round(load, 2)}
     found |= {f"{system}_difference": float(f"{value:.1e}") for system, value in apart.items()}
