@@ -341,6 +341,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="cohorts side by side")
     options = parser.parse_args()
     on_cpu = options.device == "cpu"
+    if not on_cpu and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here: use --device cpu")
     if options.seeds > 1:
         os.environ.setdefault(*QUEUES)
     options.precision = options.precision or ("fp32" if on_cpu else "bf16")
