@@ -154,6 +154,8 @@ def rounds_are_those_of_loop() -> None:
             assert abs(drift - rows_other["drift"][capacity]) < 1e-3
         for name, tensor in one.state.items():
             torch.testing.assert_close(other.state[name], tensor, rtol=1e-3, atol=1e-4)
+    lanes = other.engine._ragged.lanes  # type: ignore[union-attr]
+    assert lanes[0].cohort._share == Fraction(2, sum(len(lane.widths) for lane in lanes)) < 1
     assert made == [2, 7, 5, 8, 6]  # an example, then three rounds, the third one's made ahead, and the fourth's
 
 

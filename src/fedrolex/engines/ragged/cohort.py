@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from math import gcd
 from typing import Any
@@ -50,6 +51,7 @@ class Cohort:
         models: each client's sub-model, for its shapes.
         work: what clients do.
         room: images a client may have.
+        share: of the clients, as many have images in a round.
         precision: of products.
         device: where the kernels run.
 
@@ -64,10 +66,18 @@ class Cohort:
     """
 
     def __init__(
-        self, models: Sequence[PreResNet], work: LocalTraining, *, room: int, precision: Precision, device: torch.device
+        self,
+        models: Sequence[PreResNet],
+        work: LocalTraining,
+        *,
+        room: int,
+        share: Fraction | int = 1,
+        precision: Precision,
+        device: torch.device,
     ) -> None:
         plan, clients = models[0].plan, len(models)
         self.model, self.work, self.device, self.clients = models[0], work, device, clients
+        self._share = share
         self.dots = "ieee" if precision == "fp32" else "tf32"
         self.low = torch.bfloat16 if precision == "bf16" else torch.float32
         self.parameters = Parameters(models, self.low, 2 if work.optimizer == "adam" else 1, device)
@@ -190,7 +200,7 @@ class Cohort:
             return [self._whole(*convolutions[0], out, shapes[0], residual), self._describe(out, shapes[0].rows)]
         launches, parts = self._products(convolutions, shapes, out, back=False)
         table = self._table(parts.begins, out.begins, out.moments_begin, out.channels, parts.apart)
-        shape = tilings.pixels(self.work.batch * out.side**2, out.channels)
+        shape = tilings.pixels(self.work.batch * out.side**2, out.channels, self._share)
         tiles = self._tiles(out, shape.chunk, shape.columns)
 
         def finish() -> None:
@@ -219,7 +229,7 @@ class Cohort:
     def _shapes(self, convolutions: Sequence[tuple[str, Values]], out: Values) -> list[Tiling]:
         pixels = self.work.batch * out.side**2
         return [
-            self._fitted(tilings.product(pixels, x.channels, out.channels, self._side(name)))
+            self._fitted(tilings.product(pixels, x.channels, out.channels, self._side(name), self._share))
             for name, x in convolutions
         ]
 
@@ -323,7 +333,9 @@ class Cohort:
     def _weigh(self, name: str, x: Values, out: Values) -> Launch:
         """The gradient of a convolution's filter."""
         side, stride = self._side(name), self._stride(name)
-        shape = self._fitted(tilings.weights(self.work.batch * out.side**2, x.channels, out.channels, side))
+        shape = self._fitted(
+            tilings.weights(self.work.batch * out.side**2, x.channels, out.channels, side, self._share)
+        )
         lengths = [side**2 * i * o for i, o in zip(x.channels, out.channels, strict=True)]
         places = self.parameters.begins(f"{name}.weight")
         if shape.parts > 1:
@@ -364,7 +376,7 @@ class Cohort:
     def _activate(self, norm: str, x: Values) -> Launch:
         """Norm and ReLU."""
         table = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
-        shape = tilings.pixels(self.work.batch * x.side**2, x.channels)
+        shape = tilings.pixels(self.work.batch * x.side**2, x.channels, self._share)
         tiles = self._tiles(x, shape.block, shape.columns)
 
         def launch() -> None:
@@ -382,7 +394,7 @@ class Cohort:
         """Back through ReLU; without ``parts``, from the gradient of the mean over pixels."""
         count, begins, apart = (parts.count, parts.begins, parts.apart) if parts else (1, self._pooled_begin, x.places)
         table = self._table(begins, x.begins, x.moments_begin, x.places, x.channels, apart)
-        shape = tilings.pixels(self.work.batch * x.side**2, x.channels)
+        shape = tilings.pixels(self.work.batch * x.side**2, x.channels, self._share)
         tiles = self._tiles(x, shape.chunk, shape.columns)
 
         def launch() -> None:
@@ -398,7 +410,7 @@ class Cohort:
     def _unnorm(self, norm: str, x: Values, residual: Values | None, ready: bool = False) -> Launch:
         """Back through the norm."""
         table = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
-        shape = tilings.pixels(self.work.batch * x.side**2, x.channels)
+        shape = tilings.pixels(self.work.batch * x.side**2, x.channels, self._share)
         tiles = self._tiles(x, shape.block, shape.columns)
 
         def launch() -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import isfinite
 from typing import Any
 
@@ -82,6 +83,7 @@ class Ragged:
     lanes: list[Lane] = field(default_factory=list)
     _needed: dict[Widths, int] = field(default_factory=dict)
     _room: int = 0
+    _at_once: int = 0
     _work: LocalTraining | None = None
     _labels: dict[int, list[int]] = field(default_factory=dict)
     _seats: list[Seat] = field(default_factory=list)
@@ -147,7 +149,8 @@ class Ragged:
             for each, count in needed.items():
                 if count > self._needed.get(each, 0):
                     self._needed[each] = count + spare
-            self._room, self._work = max(room, self._room), plan.client
+            self._room, self._at_once = max(room, self._room), max(len(jobs), self._at_once)
+            self._work = plan.client
             self._build(plan, {each: job.window for each, job in zip(widths, jobs, strict=True)})
         free = [(lane, place, each) for lane in self.lanes for place, each in enumerate(lane.widths)]
         seats = []
@@ -167,10 +170,11 @@ class Ragged:
         groups: dict[bool, list[Widths]] = {}
         for widths, count in self._needed.items():
             groups.setdefault(self._wide(widths), []).extend([widths] * count)
+        share = Fraction(self._at_once, sum(self._needed.values()))
+        device = next(self.model.parameters()).device
         for _, group in sorted(groups.items(), reverse=True):
             models = [self._models[widths] for widths in group]
-            device = next(self.model.parameters()).device
-            cohort = Cohort(models, plan.client, room=self._room, precision=self.precision, device=device)
+            cohort = Cohort(models, plan.client, room=self._room, share=share, precision=self.precision, device=device)
             self.lanes.append(Lane(group, cohort, *_ready(cohort)))
         self._exchange = Exchange(plan.axes, [lane.cohort for lane in self.lanes])
 

@@ -1,9 +1,14 @@
-"""How a layer's work is divided among programs. The sizes were found by trying, on an H200 at batch 10 and 128."""
+"""How a layer's work is divided among programs. The sizes were found by trying, on an H200 at batch 10 and 128.
+
+Of a cohort's places only a ``share`` has a client in a round, and programs of the others have nothing to do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 CHUNKS = 64  # most parts of a batch that a norm's moments are taken of
 FEWEST = 64  # pixels of a block of a product, at least
@@ -43,7 +48,7 @@ class Pixelwise:
     chunks: int = CHUNKS
 
 
-def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> Tiling:
+def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int, share: Fraction | int = 1) -> Tiling:
     """Of a convolution, or of its gradient with respect to images."""
     widest = max(outs)
     if widest >= 128 and pixels * widest >= 2**20:
@@ -51,19 +56,20 @@ def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> 
     many = pixels >= 4096
     columns = _fit(outs, 128 if widest >= 512 else 64)
     rows = 256 if many and columns == 16 else 128 if many else 64
-    tiles = _blocks(pixels, rows) * sum(_blocks(out, columns) for out in outs)
+    tiles = share * _blocks(pixels, rows) * sum(_blocks(out, columns) for out in outs)
     parts = 1
     while parts < side**2 and tiles * parts < ENOUGH:
         parts *= 3
     return Tiling(rows, columns, _fit(ins, 32 if many else 64), parts, stages=4 if many and columns == 64 else 3)
 
 
-def weights(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> Tiling:
+def weights(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int, share: Fraction | int = 1) -> Tiling:
     """Of a convolution's gradient with respect to its filter."""
     wide = min(max(ins), max(outs)) >= 256
     rows, columns = _fit(ins, 128 if wide else 64), _fit(outs, 128)
     taps = 3 if side == 3 and rows * columns <= 4096 else 1
-    tiles = side**2 // taps * sum(_blocks(i, rows) * _blocks(o, columns) for i, o in zip(ins, outs, strict=True))
+    blocks = sum(_blocks(i, rows) * _blocks(o, columns) for i, o in zip(ins, outs, strict=True))
+    tiles = ceil(share * (side**2 // taps) * blocks)
     most = 32 if pixels >= 65536 else 16
     few = wide and pixels <= 2048
     wanted = 1 if few else min(most, max(1, pixels // 256), _blocks(4 * most, tiles))
@@ -73,11 +79,12 @@ def weights(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int) -> 
     return Tiling(rows, columns, depth, _blocks(pixels, span), warps, stages, taps)
 
 
-def pixels(pixels: int, channels: Sequence[int]) -> Pixelwise:
+def pixels(pixels: int, channels: Sequence[int], share: Fraction | int = 1) -> Pixelwise:
     """Of norms and of what is done pixel by pixel."""
     columns = 16 if max(channels) <= 128 and min(channels) <= 32 else 32
     rows = 256 if columns == 16 and pixels >= 16384 else 128
-    while rows > 32 and _blocks(pixels, rows) * sum(_blocks(c, columns) for c in channels) < 2 * BUSY:
+    blocks = share * sum(_blocks(c, columns) for c in channels)
+    while rows > 32 and _blocks(pixels, rows) * blocks < 2 * BUSY:
         rows //= 2
     chunk = _blocks(pixels, rows * CHUNKS) * rows
     return Pixelwise(rows, columns, chunk, 256 if pixels >= 65536 else 128)
