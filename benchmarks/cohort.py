@@ -347,6 +347,8 @@ def main() -> None:
     on_cpu = options.device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
         parser.error("there is no CUDA device here: use --device cpu")
+    if options.fleet is not None and options.fleet < options.clients:
+        parser.error(f"--fleet {options.fleet} has no {options.clients} clients for a cohort")
     if options.seeds > 1:
         os.environ.setdefault(*QUEUES)
     options.precision = options.precision or ("fp32" if on_cpu else "bf16")
