@@ -7,7 +7,8 @@ alone, so an engine may run it eagerly, compile it, or capture it once and repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, isfinite
@@ -21,6 +22,7 @@ from fedrolex.optimizer import Memory, Rate, adam, sgd
 
 if TYPE_CHECKING:
     from fedrolex.engines.narrow import Narrow
+    from fedrolex.engines.rewriting import Descent
 
 Mask = Literal["none", "zero", "neg_inf"]
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -57,11 +59,13 @@ class Slot:
     Attributes:
         module: the sub-model.
         precision: ``bf16`` runs it in bfloat16, its parameters stay as they are.
+        descent: layers that can take their own steps, if there are any.
         narrower, drawn: models of the first nodes of it, and the one to train the next batch at.
     """
 
     module: nn.Module
     precision: Precision = "fp32"
+    descent: Descent | None = None
     names: list[str] = field(init=False)
     parameters: list[Tensor] = field(init=False)
     memory: Memory = field(init=False)
@@ -76,6 +80,10 @@ class Slot:
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         self.names, self.parameters = list(trained), list(trained.values())
         self.memory = Memory.of(self.parameters)
+
+    def parameters_but(self, names: Collection[str]) -> list[Tensor]:
+        """What is trained, without some."""
+        return [p for name, p in zip(self.names, self.parameters, strict=True) if name not in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +177,22 @@ class LocalTraining:
         ``held`` marks the client's classes, for ``mask``; ``rate`` may be a tensor, which a captured step reads anew.
         """
         value = self.objective(slot.scores(x), y, loss, held)
-        gradients = list(torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True))
+        parameters = slot.parameters
+        going: AbstractContextManager[None] = nullcontext()
+        if slot.descent is not None and isinstance(rate, float) and self.plain(slot.memory):
+            parameters = slot.parameters_but(slot.descent.weights)
+            going = slot.descent.going(rate, self.weight_decay)
+        with going:
+            gradients = list(torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
-            self.move(slot.parameters, gradients, slot.memory, rate)
+            self.move(parameters, gradients, slot.memory, rate)
         return value.detach()
+
+    def plain(self, memory: Memory) -> bool:
+        """Whether a step is the rate times the gradient and the weight decay, tensor by tensor."""
+        return self.optimizer == "sgd" and not (
+            self.momentum or self.clip is not None or self.proximal or memory.correction
+        )
 
     def objective(
         self, scores: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor], held: Tensor | None

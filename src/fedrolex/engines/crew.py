@@ -17,10 +17,11 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import Precision
+from fedrolex.client import Precision, Slot
 from fedrolex.engines.dropout import OwnDropout
 from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
 from fedrolex.engines.loop import Loop, stream_seed
+from fedrolex.engines.rewriting import rewrite
 from fedrolex.engines.stack import Stack, Unit
 
 ROOM = 2**30  # bytes of updates kept at once
@@ -41,6 +42,11 @@ class Member(Loop):
     def __init__(self, model: nn.Module, precision: Precision, stop: threading.Event) -> None:
         super().__init__(model, precision=precision)
         self.stop = stop
+
+    def new_slot(self, plan: RoundPlan, job: Job) -> Slot:
+        """Its code rewritten for eager steps, which this slot alone takes."""
+        module = self.cut(plan, job)
+        return Slot(module, self.precision, rewrite(module) if self.precision == "fp32" else None)
 
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
         """Channels last; a new module draws weights, which is not what counts as drawing."""

@@ -48,10 +48,14 @@ class Loop:
         """The slot for this job's widths, loaded with its part of the server's tensors."""
         key = tuple(plan.axes.widths(job.window).items())
         if key not in self._slots:
-            self._slots[key] = Slot(self.cut(plan, job), self.precision)
+            self._slots[key] = self.new_slot(plan, job)
         slot = self._slots[key]
         plan.axes.load(slot.module, {**plan.state, **job.own}, job.window)
         return slot
+
+    def new_slot(self, plan: RoundPlan, job: Job) -> Slot:
+        """A slot for this job's widths, not loaded yet."""
+        return Slot(self.cut(plan, job), self.precision)
 
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
         """A new sub-model of this job's widths."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedrolex.slicing.capture import Captured, modes, one_line, quiet, register
 from fedrolex.slicing.inputs import Inputs
-from fedrolex.slicing.program import Program
+from fedrolex.slicing.program import Program, compiled
 
 
 def generic(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ def _run_graph(model: nn.Module, captured: Captured, values: Sequence[Tensor]) -
             register(holder, name, value.clone())
     for name, region in captured.modules.items():
         register(holder, name, region)
-    function = Program(captured, {}, (), {}, _device_and_dtype(own)[1]).function({})
+    function = compiled(Program(captured, {}, (), {}, _device_and_dtype(own)[1]).graph({}))
 
     def call() -> Any:
         return pytree.tree_unflatten(list(function(holder, *(v.clone() for v in values))), captured.out_spec)

@@ -1,8 +1,8 @@
 """A traced graph for any widths: the same operations, with every constant that is a width recomputed.
 
-A :class:`Program` is one mode (training or evaluation) of one model. :meth:`Program.function` turns it
-into plain Python code for given widths; the code reads its tensors, its device and its dtype from the
-module it is called on.
+A :class:`Program` is one mode (training or evaluation) of one model. :meth:`Program.graph` is its graph at
+given widths, which :func:`compiled` turns into plain Python code; the code reads its tensors, its device and
+its dtype from the module it is called on.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Program:
     full: Mapping[str, int]
     dtype: torch.dtype
 
-    def function(self, widths: Mapping[str, int]) -> Callable[..., tuple[Any, ...]]:
-        """Code for these widths, to be called as ``function(module, *inputs)``."""
+    def graph(self, widths: Mapping[str, int]) -> fx.Graph:
+        """The graph at these widths; see :func:`compiled`."""
         graph = fx.Graph()
         values: dict[fx.Node, fx.Node] = {}
         factors = {(s.node, s.argument): s.factor(widths, self.full) for s in self.scales}
@@ -93,9 +93,7 @@ class Program:
                 if node.name in self.changes:
                     self._change(copied, self.changes[node.name], widths)
                 self._adapt(node.name, copied, factors)
-        attributes = {str(node.target): None for node in graph.nodes if node.op == "get_attr"}
-        code = fx.GraphModule(attributes, graph, class_name="SubModelCode")
-        return type(code).forward
+        return graph
 
     def _change(self, node: fx.Node, change: Change, widths: Mapping[str, int]) -> None:
         named = arguments_of(node)
@@ -137,6 +135,13 @@ class Program:
         takes = any(argument.name == "dtype" for argument in node.target._schema.arguments)
         made = any(isinstance(arg, fx.Node) and "dtype" in arg.meta for arg in node.all_input_nodes)
         return takes and not made and not _takes_a_tensor(node.target) and node.meta.get("dtype") is self.dtype
+
+
+def compiled(graph: fx.Graph) -> Callable[..., tuple[Any, ...]]:
+    """A graph as code, to be called as ``function(module, *inputs)``."""
+    attributes = {str(node.target): None for node in graph.nodes if node.op == "get_attr"}
+    code = fx.GraphModule(attributes, graph, class_name="SubModelCode")
+    return type(code).forward
 
 
 def _takes_a_tensor(target: torch._ops.OpOverload) -> bool:

@@ -5,28 +5,34 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fedrolex.errors import FedrolexError
 from fedrolex.slicing.axes import TensorLayout
 from fedrolex.slicing.capture import register
 from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.layout import shape
-from fedrolex.slicing.program import Program
+from fedrolex.slicing.program import Program, compiled
 
 
 @dataclass(frozen=True)
 class Code:
     """How a sub-model runs in one mode."""
 
-    function: Callable[..., tuple[Any, ...]]
+    graph: fx.Graph
     inputs: Inputs
     out_spec: Any
     limits: Mapping[tuple[int, int], tuple[int, int]]
+
+    @cached_property
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """The graph as Python code."""
+        return compiled(self.graph)
 
     def flat(self, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The outputs one after the other."""
@@ -112,7 +118,7 @@ class GraphBuilder:
         key = tuple(sorted(widths.items()))
         if key not in self._code:
             self._code[key] = {
-                mode: Code(p.function(widths), self.inputs, p.captured.out_spec, p.captured.limits)
+                mode: Code(p.graph(widths), self.inputs, p.captured.out_spec, p.captured.limits)
                 for mode, p in self.programs.items()
             }
         return self._code[key]

@@ -1,0 +1,208 @@
+"""Rewritten training code: the same numbers, without the copies and without the stored gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from fedrolex import Classification, Examples, Recipe, trace
+from fedrolex.client import LocalTraining, Slot
+from fedrolex.engines import Crew, Loop
+from fedrolex.engines import rewriting as own
+from fedrolex.runs import prepare
+from fedrolex.slicing import Static
+from fedrolex.tasks.partition import Partition
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "LARGE", 1)
+
+
+def pooled(scale: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 6 * scale, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6 * scale * 9, 8 * scale),
+        nn.ReLU(),
+        nn.Linear(8 * scale, 4),
+    )
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.first, self.second, self.last = (nn.Linear(*n) for n in ((5, 6), (6, 6), (6, 6), (6, 4)))
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.second(self.first(self.lift(x))))
+        return found
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.inner, self.last = (nn.Linear(*n) for n in ((5, 6), (6, 6), (6, 4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.inner(self.inner(self.lift(x))))
+        return found
+
+
+def slots(model: nn.Module, x: Tensor) -> tuple[Slot, Slot, own.Descent | None]:
+    """A plain one and a rewritten one, with the model's weights, in double precision."""
+    model = model.double()
+    axes = trace(model, x)
+    found = []
+    for _ in range(2):
+        module = axes.cut(model, Static().window(axes, round=0, capacity="1")).to(memory_format=torch.channels_last)
+        module.load_state_dict(model.state_dict())
+        found.append(module)
+    descent = own.rewrite(found[1])
+    return Slot(found[0]), Slot(found[1], "fp32", descent), descent
+
+
+def apart_after(work: LocalTraining, plain: Slot, rewritten: Slot, x: Tensor, y: Tensor) -> float:
+    before = [p.detach().clone() for p in plain.parameters]
+    for slot in (plain, rewritten):
+        work.start(slot)
+        for part, target in zip(x.split(4), y.split(4), strict=True):
+            work.step(slot, part, target, nn.functional.cross_entropy, 0.3)
+    assert all(not torch.equal(p, b) for p, b in zip(plain.parameters, before, strict=True))
+    pairs = zip(plain.parameters, rewritten.parameters, before, strict=True)
+    return max(float(((a - b).norm() / (a - start).norm()).detach()) for a, b, start in pairs)
+
+
+WORK: dict[str, Callable[[], LocalTraining]] = {
+    "plain": lambda: LocalTraining(lr=0.3),
+    "weight decay": lambda: LocalTraining(lr=0.3, weight_decay=0.1),
+    "momentum": lambda: LocalTraining(lr=0.3, momentum=0.9),
+    "clip": lambda: LocalTraining(lr=0.3, clip=0.1),
+    "proximal": lambda: LocalTraining(lr=0.3, proximal=0.5),
+    "adam": lambda: LocalTraining(lr=0.3, optimizer="adam"),
+}
+
+
+@pytest.mark.parametrize("what", WORK)
+def test_steps_are_the_same(what: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 3, 8, 8, dtype=torch.float64), torch.arange(12) % 4
+    plain, rewritten, descent = slots(pooled(), x)
+    assert descent is not None
+    assert descent.weights == {"4.weight", "6.weight"}
+    taken: list[Tensor | None] = []
+    take = descent.take
+
+    def seen(x: Tensor, change: Tensor, weight: Tensor) -> Tensor | None:
+        taken.append(take(x, change, weight))
+        return taken[-1]
+
+    descent.take = seen  # type: ignore[method-assign]
+    channels_last = x.contiguous(memory_format=torch.channels_last)
+    assert apart_after(WORK[what](), plain, rewritten, channels_last, y) <= 1e-9
+    assert [each is None for each in taken] == [what in ("plain", "weight decay")] * 6
+
+
+def test_a_correction_reaches_every_tensor() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.arange(4)
+    plain, rewritten, _ = slots(pooled(), x)
+    correction = {name: torch.ones_like(p) for name, p in plain.module.named_parameters()}
+    for slot in (plain, rewritten):
+        work = LocalTraining(lr=0.3)
+        work.start(slot, correction)
+        work.step(slot, x, y, nn.functional.cross_entropy, 0.3)
+    for one, other in zip(plain.parameters, rewritten.parameters, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_sequences() -> None:
+    """Inputs of more than two dimensions, and a first layer whose input has no gradient."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 7, 5, dtype=torch.float64), torch.arange(12) % 4
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3), nn.Flatten(), nn.Linear(21, 4))
+    plain, rewritten, descent = slots(model, x)
+    assert descent is not None
+    assert len(descent.weights) == 3
+    assert apart_after(LocalTraining(lr=0.3), plain, rewritten, x, y) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        (Tied(), {"lift.weight", "last.weight"}),
+        (Twice(), {"lift.weight", "last.weight"}),
+        (nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 4)), {"1.weight"}),
+        (nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 4, bias=False)), None),
+    ],
+)
+def test_what_does_not_move_by_itself(model: nn.Module, weights: set[str] | None) -> None:
+    """Weights that are used or named twice, or without a bias, through which the way back always leads."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % 4
+    plain, rewritten, descent = slots(model, x)
+    assert (None if descent is None else descent.weights) == weights
+    assert apart_after(LocalTraining(lr=0.3), plain, rewritten, x, y) <= 1e-9
+
+
+def test_frozen_weights_stay() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 4)).double()
+    axes = trace(model, torch.randn(2, 5, dtype=torch.float64))
+    module = axes.cut(model, Static().window(axes, round=0, capacity="1"))
+    module.get_parameter("0.weight").requires_grad_(False)
+    module.get_parameter("1.bias").requires_grad_(False)
+    assert own.rewrite(module) is None
+
+
+def test_small_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "LARGE", 2**18)
+    assert slots(pooled(), torch.randn(2, 3, 8, 8, dtype=torch.float64))[2] is None
+
+
+def test_pooled_images_are_not_copied_on_the_way_back() -> None:
+    x = torch.randn(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+
+    def copies(slot: Slot) -> int:
+        slot.module.float().train()
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+            slot.module(x).sum().backward()
+        inner = [4, 6, 6, 6]
+        return sum(
+            event.count
+            for event in seen.key_averages(group_by_input_shape=True)
+            if event.key == "aten::copy_" and event.input_shapes[0] == inner
+        )
+
+    plain, rewritten, _ = slots(pooled(), x.double())
+    assert copies(plain) > 0
+    assert copies(rewritten) == 0
+
+
+def test_rounds_of_crew_are_those_of_loop() -> None:
+    torch.manual_seed(0)
+    data = Examples(torch.randn(24, 3, 8, 8, dtype=torch.float64), torch.arange(24) % 4)
+    parts = Partition.of(range(i * 6, i * 6 + 6) for i in range(4))
+    task = Classification("tiny", lambda scale: pooled(scale).double(), data, data, parts, classes=4)
+    settings = ["fleet.clients=4", "fleet.cohort=4", 'fleet.capacities=["1", "1/2"]', "client.batch=4", "client.lr=0.1"]
+    found = []
+    for engine in (Loop, Crew):
+        made = prepare(Recipe(device="cpu").with_settings(settings), task)
+        build: Any = engine
+        made.engine = build(made.model) if engine is Loop else build(made.model, workers=2, stacked=())
+        for _ in range(3):
+            assert not made.run_round()["dropped"]
+        if isinstance(made.engine, Crew):
+            slot = next(iter(made.engine._members[0].loop._slots.values()))
+            assert slot.descent is not None
+            assert slot.descent.weights
+        found.append(made.state)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-9, atol=1e-9)
