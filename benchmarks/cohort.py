@@ -5,7 +5,7 @@ Ten clients, two of each capacity from 1 to 1/16, 500 CIFAR-shaped images each, 
 
     python benchmarks/cohort.py --device cuda [--precision bf16] [--rounds 20] [--batch 128 --optimizer adam]
     python benchmarks/cohort.py --device cuda --seeds 4 [--engines graph]
-    python benchmarks/cohort.py --device cuda --fleet 100 --rounds 60
+    python benchmarks/cohort.py --device cuda --fleet 100 --rounds 40 [--engines graph]
     python benchmarks/cohort.py --device cuda --words --clients 200
     python benchmarks/cohort.py --device cuda --model lenet --mix '["1"]' --batch 64 --precision fp32
     python benchmarks/cohort.py --device cpu --images 30 [--clients 50 --mix income] [--engines loop crew auto]
@@ -339,7 +339,9 @@ def main() -> None:
     parser.add_argument("--optimizer", default=None, choices=["sgd", "adam"])
     parser.add_argument("--engines", nargs="+", choices=["loop", "stack", "crew", "auto", "graph"])
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--fleet", type=int, default=None, help="that cohorts are drawn from; the cohort itself")
+    parser.add_argument(
+        "--fleet", type=int, default=None, help="clients that cohorts are drawn from; as many as a cohort has"
+    )
     parser.add_argument("--mix", default="uniform", help="of capacities, as in recipes")
     parser.add_argument("--words", action="store_true", help="next-word prediction instead of images")
     parser.add_argument("--seeds", type=int, default=1, help="cohorts side by side")
@@ -347,6 +349,8 @@ def main() -> None:
     on_cpu = options.device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
         parser.error("there is no CUDA device here: use --device cpu")
+    if options.fleet is not None and options.words:
+        parser.error("--fleet is for images: cohorts of words are always drawn from more users")
     if options.fleet is not None and options.fleet < options.clients:
         parser.error(f"--fleet {options.fleet} has no {options.clients} clients for a cohort")
     if options.seeds > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,59 @@ class Twice(nn.Module):
         return found
 
 
+class Spare(nn.Module):
+    """A weight with a second name, that of a layer that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.lift, self.last = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 4)
+        self.spare.weight = self.lift.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.lift(x).tanh())
+        return found
+
+
+class Constant(nn.Module):
+    """A layer whose weight is not trained at all."""
+
+    fixed: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("fixed", torch.randn(5, 5))
+        self.bias, self.lift, self.last = nn.Parameter(torch.zeros(5)), nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.lift(nn.functional.linear(x, self.fixed, self.bias)).tanh())
+        return found
+
+
+class Detached(nn.Module):
+    """A layer that the loss does not reach: weight decay does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.lift, self.last = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.lift(x).tanh() + self.teacher(x).detach())
+        return found
+
+
+class Squared(nn.Module):
+    """A weight that is its own layer's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(6, 6) / 3), nn.Parameter(torch.zeros(6))
+        self.lift, self.last = nn.Linear(5, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.lift(x) @ nn.functional.linear(self.weight, self.weight, self.bias))
+        return found
+
+
 def slots(model: nn.Module, x: Tensor) -> tuple[Slot, Slot, own.Descent | None]:
     """A plain one and a rewritten one, with the model's weights, in double precision."""
     model = model.double()
@@ -97,12 +151,12 @@ def test_steps_are_the_same(what: str) -> None:
     x, y = torch.randn(12, 3, 8, 8, dtype=torch.float64), torch.arange(12) % 4
     plain, rewritten, descent = slots(pooled(), x)
     assert descent is not None
-    assert descent.weights == {"4.weight", "6.weight"}
+    assert set(descent.weights) == {"4.weight", "6.weight"}
     taken: list[Tensor | None] = []
     take = descent.take
 
-    def seen(x: Tensor, change: Tensor, weight: Tensor) -> Tensor | None:
-        taken.append(take(x, change, weight))
+    def seen(name: str, x: Tensor, change: Tensor) -> Tensor | None:
+        taken.append(take(name, x, change))
         return taken[-1]
 
     descent.take = seen  # type: ignore[method-assign]
@@ -140,20 +194,62 @@ def test_sequences() -> None:
     [
         (Tied(), {"lift.weight", "last.weight"}),
         (Twice(), {"lift.weight", "last.weight"}),
+        (Spare(), {"last.weight"}),
+        (Constant(), {"lift.weight", "last.weight"}),
+        (Detached(), {"teacher.weight", "lift.weight", "last.weight"}),
+        (Squared(), {"lift.weight", "last.weight"}),
         (nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 4)), {"1.weight"}),
         (nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 4, bias=False)), None),
     ],
 )
 def test_what_does_not_move_by_itself(model: nn.Module, weights: set[str] | None) -> None:
-    """Weights that are used or named twice, or without a bias, through which the way back always leads."""
+    """Weights that are used or named twice, fixed, or without a bias, whose gradient makes the way back pass by."""
     torch.manual_seed(0)
     x, y = torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % 4
     plain, rewritten, descent = slots(model, x)
-    assert (None if descent is None else descent.weights) == weights
-    assert apart_after(LocalTraining(lr=0.3), plain, rewritten, x, y) <= 1e-9
+    assert (None if descent is None else set(descent.weights)) == weights
+    assert apart_after(LocalTraining(lr=0.3, weight_decay=0.1), plain, rewritten, x, y) <= 1e-9
+    copied = copy.deepcopy(rewritten.module)
+    torch.testing.assert_close(copied(x), plain.module(x))
 
 
-def test_frozen_weights_stay() -> None:
+def test_a_slot_may_train_otherwise_later() -> None:
+    """What takes its own steps in one round does not in the next, where there is momentum."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 3, 8, 8, dtype=torch.float64), torch.arange(12) % 4
+    plain, rewritten, _ = slots(pooled(), x)
+    for what in ("plain", "momentum", "clip", "plain"):
+        assert apart_after(WORK[what](), plain, rewritten, x, y) <= 1e-9
+
+
+def test_a_copy_made_before_stays_as_it_was() -> None:
+    model = pooled().double()
+    axes = trace(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    module = axes.cut(model, Static().window(axes, round=0, capacity="1"))
+    copied = copy.deepcopy(module)
+    own.rewrite(module)
+    assert copied(torch.randn(2, 3, 8, 8, dtype=torch.float64)).shape == (2, 4)
+
+
+def test_a_sub_model_that_was_never_called_can_be_exported() -> None:
+    """Its Python code is there from the start; made at the first call, tracing would fall over the making."""
+    model = pooled()
+    axes = trace(model, torch.randn(2, 3, 8, 8))
+    module = axes.cut(model, Static().window(axes, round=0, capacity="1/2"))
+    found = torch.compile(module, fullgraph=True, backend="eager")(torch.randn(2, 3, 8, 8))
+    assert found.shape == (2, 4)
+
+
+def test_images_that_are_channels_first_stay_so() -> None:
+    x = torch.randn(2, 4, 6, 6, requires_grad=True)
+    seen: list[Tensor] = []
+    found = own.laid_out(x * 1)
+    found.register_hook(seen.append)
+    found.sum().backward()
+    assert len(seen) == len(found._backward_hooks or ()) == 1  # no other hook than this one
+
+
+def test_frozen_layers_do_not_move_by_themselves() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 4)).double()
     axes = trace(model, torch.randn(2, 5, dtype=torch.float64))
     module = axes.cut(model, Static().window(axes, round=0, capacity="1"))

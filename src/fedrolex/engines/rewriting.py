@@ -9,9 +9,8 @@ needed beside the step, so the layer takes it on its way back: a product that ad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,50 +26,56 @@ class Descent:
     """Linear layers that can take their own steps of plain SGD.
 
     Attributes:
-        weights: names of what they move.
+        weights: what they move, by name.
     """
 
-    def __init__(self, weights: set[str]) -> None:
-        self.weights = weights
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
         self._rate: float | None = None
         self._shrink = 1.0
+        self._moved: set[str] = set()
 
     @contextmanager
     def going(self, rate: float, weight_decay: float) -> Iterator[None]:
         """While it is entered, gradients that come to the layers are used up there; else they are handed on."""
         self._rate, self._shrink = rate, 1 - rate * weight_decay
+        self._moved.clear()
         try:
             yield
         finally:
             self._rate = None
+        for name, weight in self.weights.items():
+            if name not in self._moved and weight_decay:  # the loss does not reach it
+                weight.detach().mul_(self._shrink)
 
-    def take(self, x: Tensor, change: Tensor, weight: Tensor) -> Tensor | None:
-        """The weight's gradient, or nothing where the step was taken; the others are ``(examples, nodes)``."""
+    def take(self, name: str, x: Tensor, change: Tensor) -> Tensor | None:
+        """A weight's gradient, or nothing where its step was taken; ``x`` and ``change`` are ``(examples, nodes)``."""
         if self._rate is None:
             return change.t() @ x
-        weight.addmm_(change.t(), x, beta=self._shrink, alpha=-self._rate)
+        self.weights[name].addmm_(change.t(), x, beta=self._shrink, alpha=-self._rate)
+        self._moved.add(name)
         return None
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, descent: Descent) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, descent: Descent, name: str) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.descent = descent
+        ctx.descent, ctx.name = descent, name
         return nn.functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None, None]:
         x, weight = ctx.saved_tensors
         change = gradients[0]
         back = change @ weight if ctx.needs_input_grad[0] else None  # before the weights move
         flat = change.reshape(-1, change.shape[-1])
-        return back, ctx.descent.take(x.reshape(-1, x.shape[-1]), flat, weight), flat.sum(0), None
+        return back, ctx.descent.take(ctx.name, x.reshape(-1, x.shape[-1]), flat), flat.sum(0), None, None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, descent: Descent) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor, descent: Descent, name: str) -> Tensor:
     """``nn.functional.linear`` that may take its own step."""
-    found: Tensor = _Linear.apply(x, weight, bias, descent)
+    found: Tensor = _Linear.apply(x, weight, bias, descent, name)
     return found
 
 
@@ -95,22 +100,25 @@ def rewrite(module: nn.Module) -> Descent | None:
         with graph.inserting_after(node):
             after = graph.call_function(laid_out, (node,))
         node.replace_all_uses_with(after, delete_user_cb=lambda user, own=after: user is not own)
-    descent = Descent(set())
-    trained = dict(module.named_parameters(remove_duplicate=False))
+    descent, trained = Descent(), dict(module.named_parameters(remove_duplicate=False))
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
-        names = [str(each.target) for each in node.args[1:] if isinstance(each, fx.Node) and each.op == "get_attr"]
-        if len(names) == 2 and trained[names[0]].numel() >= LARGE and all(_alone(graph, trained, n) for n in names):
+        x, *rest = node.args
+        names = [name for place in rest if (name := _own(trained, graph, place)) is not None]
+        if len(names) == 2 and x not in rest and trained[names[0]].numel() >= LARGE:
             with graph.inserting_before(node):
-                own = graph.get_attr("slicing_descent")
-            node.target, node.args = linear, (*node.args, own)
-            descent.weights.add(names[0])
-    module.slicing_code[True] = replace(code, graph=graph)
+                attribute = graph.get_attr("slicing_descent")
+            node.target, node.args = linear, (*node.args, attribute, names[0])
+            descent.weights[names[0]] = trained[names[0]]
+    module.slicing_code = {**module.slicing_code, True: code.rewritten(graph)}
     module.slicing_descent = descent  # type: ignore[assignment]
     return descent if descent.weights else None
 
 
-def _alone(graph: fx.Graph, trained: dict[str, nn.Parameter], name: str) -> bool:
-    """Whether a tensor is trained, has no other name, and is used once."""
-    mine = trained.get(name)
-    uses = sum(len(node.users) for node in graph.find_nodes(op="get_attr", target=name))
-    return mine is not None and mine.requires_grad and uses == 1 and sum(p is mine for p in trained.values()) == 1
+def _own(trained: Mapping[str, Tensor], graph: fx.Graph, place: object) -> str | None:
+    """The name of a tensor that is trained, has no other name, and has one user in the graph."""
+    if not isinstance(place, fx.Node) or place.op != "get_attr":
+        return None
+    name, mine = str(place.target), trained.get(str(place.target))
+    users = sum(len(node.users) for node in graph.find_nodes(op="get_attr", target=place.target))
+    alone = users == 1 and sum(each is mine for each in trained.values()) == 1
+    return name if mine is not None and mine.requires_grad and alone else None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -22,17 +21,23 @@ from fedrolex.slicing.program import Program, compiled
 
 @dataclass(frozen=True)
 class Code:
-    """How a sub-model runs in one mode."""
+    """How a sub-model runs in one mode: a graph, and the same as Python code."""
 
     graph: fx.Graph
+    function: Callable[..., tuple[Any, ...]]
     inputs: Inputs
     out_spec: Any
     limits: Mapping[tuple[int, int], tuple[int, int]]
 
-    @cached_property
-    def function(self) -> Callable[..., tuple[Any, ...]]:
-        """The graph as Python code."""
-        return compiled(self.graph)
+    @staticmethod
+    def of(program: Program, widths: Mapping[str, int], inputs: Inputs) -> Code:
+        """A program's code for these widths."""
+        graph = program.graph(widths)
+        return Code(graph, compiled(graph), inputs, program.captured.out_spec, program.captured.limits)
+
+    def rewritten(self, graph: fx.Graph) -> Code:
+        """Code of another graph that is called in the same way."""
+        return replace(self, graph=graph, function=compiled(graph))
 
     def flat(self, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The outputs one after the other."""
@@ -117,10 +122,7 @@ class GraphBuilder:
         """Code for training and evaluation at these widths."""
         key = tuple(sorted(widths.items()))
         if key not in self._code:
-            self._code[key] = {
-                mode: Code(p.graph(widths), self.inputs, p.captured.out_spec, p.captured.limits)
-                for mode, p in self.programs.items()
-            }
+            self._code[key] = {mode: Code.of(p, widths, self.inputs) for mode, p in self.programs.items()}
         return self._code[key]
 
     def __call__(self, widths: Mapping[str, int], constants: Mapping[str, Tensor]) -> SubModel:

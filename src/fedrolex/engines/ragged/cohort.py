@@ -51,7 +51,7 @@ class Cohort:
         models: each client's sub-model, for its shapes.
         work: what clients do.
         room: images a client may have.
-        share: of the clients, as many have images in a round.
+        share: of these places, as many have a client in a round.
         precision: of products.
         device: where the kernels run.
 
