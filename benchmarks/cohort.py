@@ -42,7 +42,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedrolex import Classification, Examples, Recipe
+from fedrolex import Classification, Examples, FedrolexError, Recipe
 from fedrolex.engines import Auto, Crew, Engine, Graph, Loop, Stack
 from fedrolex.models import LeNet, preresnet18
 from fedrolex.runs import Training, prepare
@@ -346,6 +346,9 @@ def main() -> None:
     parser.add_argument("--words", action="store_true", help="next-word prediction instead of images")
     parser.add_argument("--seeds", type=int, default=1, help="cohorts side by side")
     options = parser.parse_args()
+    for name in ("rounds", "images", "width", "batch", "clients", "seeds"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}: give at least 1")
     on_cpu = options.device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
         parser.error("there is no CUDA device here: use --device cpu")
@@ -353,6 +356,8 @@ def main() -> None:
         parser.error("--fleet is for images: cohorts of words are always drawn from more users")
     if options.fleet is not None and options.fleet < options.clients:
         parser.error(f"--fleet {options.fleet} has no {options.clients} clients for a cohort")
+    if on_cpu and (options.seeds > 1 or "graph" in (options.engines or ())):
+        parser.error("--seeds and the engine graph need --device cuda")
     if options.seeds > 1:
         os.environ.setdefault(*QUEUES)
     options.precision = options.precision or ("fp32" if on_cpu else "bf16")
@@ -370,7 +375,10 @@ def main() -> None:
     else:
         settings += [f"fleet.clients={options.fleet or options.clients}", "client.weight_decay=5e-4", "client.clip=1.0"]
         settings += ["client.mask=zero", "method.rows=true"]
-    recipe = Recipe(device=options.device).with_settings(settings)
+    try:
+        recipe = Recipe(device=options.device).with_settings(settings)
+    except FedrolexError as error:
+        parser.error(str(error))
     precision: Any = options.precision
     known: dict[str, Callable[[Training], Engine]] = {
         "loop": lambda made: Loop(made.model, precision=precision),

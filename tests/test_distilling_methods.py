@@ -193,6 +193,24 @@ def test_dsfl_sends_labels_and_no_models() -> None:
     assert wide["bytes_up"] == one["bytes_up"]
 
 
+def test_learning_labels_draws_from_a_stream_of_its_own() -> None:
+    """Dropout included: what a model learns depends neither on what was drawn before, nor do later draws on it."""
+    inputs, labels = torch.randn(8, 5), torch.eye(3)[torch.arange(8) % 3]
+    last = nn.Linear(6, 3, bias=False)
+    before = last.weight.detach().clone()
+    found = []
+    for drawn in range(2):
+        with torch.no_grad():
+            last.weight.copy_(before)
+        torch.manual_seed(drawn)
+        state = torch.random.get_rng_state()
+        SoftLabels(epochs=2).learn(nn.Sequential(nn.ZeroPad1d((0, 1)), nn.Dropout(0.5), last), inputs, labels, 1, 2)
+        assert torch.equal(torch.random.get_rng_state(), state)
+        found.append(last.weight.detach().clone())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], before)
+
+
 def test_clients_of_dsfl_begin_with_given_weights(tmp_path: Path) -> None:
     given = {name: torch.full_like(tensor, 0.5) for name, tensor in small("method=heterofl").state.items()}
     save_file(given, tmp_path / "w.safetensors")

@@ -98,6 +98,19 @@ class Detached(nn.Module):
         return found
 
 
+class OneBias(nn.Module):
+    """A bias that all nodes share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.last = nn.Linear(5, 6), nn.Linear(6, 4)
+        self.weight, self.bias = nn.Parameter(torch.randn(6, 6) / 3), nn.Parameter(torch.zeros(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(nn.functional.linear(self.lift(x).tanh(), self.weight, self.bias).tanh())
+        return found
+
+
 class Squared(nn.Module):
     """A weight that is its own layer's input."""
 
@@ -197,6 +210,7 @@ def test_sequences() -> None:
         (Spare(), {"last.weight"}),
         (Constant(), {"lift.weight", "last.weight"}),
         (Detached(), {"teacher.weight", "lift.weight", "last.weight"}),
+        (OneBias(), {"lift.weight", "last.weight"}),
         (Squared(), {"lift.weight", "last.weight"}),
         (nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 4)), {"1.weight"}),
         (nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 4, bias=False)), None),
@@ -256,6 +270,11 @@ def test_frozen_layers_do_not_move_by_themselves() -> None:
     module.get_parameter("0.weight").requires_grad_(False)
     module.get_parameter("1.bias").requires_grad_(False)
     assert own.rewrite(module) is None
+
+
+def test_complex_layers_are_left_alone() -> None:
+    complex_ = nn.Linear(4, 3, dtype=torch.complex64)
+    assert not own._plain(complex_.weight, complex_.bias)
 
 
 def test_small_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

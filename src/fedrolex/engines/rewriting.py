@@ -104,7 +104,7 @@ def rewrite(module: nn.Module) -> Descent | None:
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
         x, *rest = node.args
         names = [name for place in rest if (name := _own(trained, graph, place)) is not None]
-        if len(names) == 2 and x not in rest and trained[names[0]].numel() >= LARGE:
+        if len(names) == 2 and x not in rest and _plain(*(trained[name] for name in names)):
             with graph.inserting_before(node):
                 attribute = graph.get_attr("slicing_descent")
             node.target, node.args = linear, (*node.args, attribute, names[0])
@@ -112,6 +112,11 @@ def rewrite(module: nn.Module) -> Descent | None:
     module.slicing_code = {**module.slicing_code, True: code.rewritten(graph)}
     module.slicing_descent = descent  # type: ignore[assignment]
     return descent if descent.weights else None
+
+
+def _plain(weight: Tensor, bias: Tensor) -> bool:
+    """Whether these are a large linear layer of the usual kind."""
+    return weight.numel() >= LARGE and weight.is_floating_point() and bias.shape == weight.shape[:1]
 
 
 def _own(trained: Mapping[str, Tensor], graph: fx.Graph, place: object) -> str | None:

@@ -21,7 +21,7 @@ from fedrolex.errors import FedrolexError, check_numbers
 from fedrolex.methods.method import Method
 from fedrolex.slicing.schemes import Static
 from fedrolex.slicing.windows import Rounding
-from fedrolex.streams import sample, shuffle
+from fedrolex.streams import sample, shuffle, words
 
 Reduction = Literal["era", "power", "none"]
 
@@ -66,19 +66,21 @@ class SoftLabels:
         return mean
 
     def learn(self, module: nn.Module, inputs: Tensor, labels: Tensor, *key: object) -> None:
-        """Teach a model labels, in place; ``key`` is that of the order of batches."""
+        """Teach a model labels, in place; ``key`` is that of the order of batches, and of what the model draws."""
         module.train()
         optimizer = torch.optim.SGD(module.parameters(), lr=self.lr)
-        for epoch in range(self.epochs):
-            order = torch.from_numpy(shuffle(len(inputs), 0, "labels", *key, epoch)).to(inputs.device)
-            for rows in order.split(self.batch):
-                if len(rows) < 2:  # batch norm cannot be trained on one
-                    continue
-                said = module(inputs[rows]).log_softmax(1)
-                loss = nn.functional.kl_div(said, labels[rows], reduction="batchmean")
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(words(1, 0, "learning", *key)[0] >> 1))
+            for epoch in range(self.epochs):
+                order = torch.from_numpy(shuffle(len(inputs), 0, "labels", *key, epoch)).to(inputs.device)
+                for rows in order.split(self.batch):
+                    if len(rows) < 2:  # batch norm cannot be trained on one
+                        continue
+                    said = module(inputs[rows]).log_softmax(1)
+                    loss = nn.functional.kl_div(said, labels[rows], reduction="batchmean")
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
 
 
 def dsfl(client: LocalTraining, *, labels: SoftLabels | None = None, rounding: Rounding = "floor") -> Method:
