@@ -15,6 +15,7 @@ from test_tasks import WORDS, corpus
 
 from fedrolex import Recipe
 from fedrolex.engines import Graph, Loop, batched
+from fedrolex.errors import FedrolexError
 from fedrolex.runs import Training, prepare
 
 SETTINGS = {
@@ -57,7 +58,7 @@ def test_the_update_is_that_of_loop(words: Callable[..., Training], settings: st
     sizes = {len(made.task.client(member.client)) for member in made.fleet.members(0)}
     assert len(sizes) > 1
     found = changes(made, 2)
-    assert engine._batched._lanes
+    assert engine._batched.lanes
     wanted = changes(words(device, Loop, SETTINGS[settings]), 2)
     for name, tensor in wanted.items():
         if settings == "adam" and name.endswith("key.bias"):
@@ -77,7 +78,7 @@ def test_small_networks_that_convolve(method: str, device: str) -> None:
     engine: Any = made.engine
     engine._wave = None  # nothing is left to single lanes
     found = changes(made, 2)
-    assert engine._batched._lanes
+    assert engine._batched.lanes
     alike(changes(training(device, "loop", settings), 2), found, 1e-3)
 
 
@@ -115,7 +116,7 @@ def test_dropout_follows_the_seed_and_nothing_else(words: Callable[..., Training
         torch.manual_seed(before)
         made.run_round()
         engine: Any = made.engine
-        assert engine._batched._lanes
+        assert engine._batched.lanes
         found.append(made.state)
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -125,7 +126,7 @@ def test_adam_over_several_epochs_is_left_to_lanes() -> None:
     made = training("cpu", "graph", settings)
     found = changes(made)
     engine: Any = made.engine
-    assert not engine._batched._lanes
+    assert not engine._batched.lanes
     alike(changes(training("cpu", "loop", settings)), found, 1e-2)
 
 
@@ -135,7 +136,7 @@ def test_large_or_lonely_networks_that_convolve_are_left_to_lanes(monkeypatch: p
         made = training("cpu", "graph", settings)
         made.run_round()
         engine: Any = made.engine
-        assert not engine._batched._lanes
+        assert not engine._batched.lanes
         assert engine._lanes
 
 
@@ -158,7 +159,59 @@ def test_a_cohort_that_does_not_fit_runs_in_waves() -> None:
     alike(changes(training("cpu", "loop", [])), found, 1e-3)
 
 
-def test_one_client_that_does_not_fit_is_an_error() -> None:
+def test_memory_held_for_other_rounds_goes_before_waves_get_smaller() -> None:
+    made = training("cpu", "graph", [])
+    engine: Any = made.engine
+    changes(made)
+    wave, tried = engine._wave, []
+
+    def once(plan: Any, jobs: Any) -> Any:
+        tried.append((len(jobs), len(engine._lanes)))
+        if engine._lanes:
+            raise RuntimeError("Triton Error [CUDA]: out of memory")
+        return wave(plan, jobs)
+
+    engine._wave = once
+    changes(made)
+    assert tried == [(8, 8), (8, 0)]
+    assert engine.most == 256
+
+
+def test_what_did_not_fit_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After memory ran out waves are trained by something new: what failed may be left half made."""
+    made = training("cpu", "graph", ["method=fedavg"])
+    engine: Any = made.engine
+    run, asked = batched.Batched.run, []
+
+    def small(self: Any, plan: Any, jobs: Any) -> Any:
+        asked.append(self)
+        if len(jobs) > 4:
+            raise torch.OutOfMemoryError("out of memory")
+        return run(self, plan, jobs)
+
+    monkeypatch.setattr(batched.Batched, "run", small)
+    alike(changes(training("cpu", "loop", ["method=fedavg"])), changes(made), 1e-3)
+    assert len(asked) == 3
+    assert asked[0] is not asked[1] is asked[2] is engine._batched
+
+
+def test_evaluation_gets_the_memory_that_places_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, plain = training("cpu", "graph", []), training("cpu", "graph", [])
+    changes(made), changes(plain)
+    engine: Any = made.engine
+    evaluate = made._evaluate
+
+    def tight() -> Any:
+        if engine._lanes:
+            raise torch.OutOfMemoryError("out of memory")
+        return evaluate()
+
+    monkeypatch.setattr(made, "_evaluate", tight)
+    assert made.evaluate() == plain.evaluate()
+    alike(changes(plain), changes(made), 1e-6)
+
+
+def test_one_client_that_does_not_fit_is_one_clear_line() -> None:
     made = training("cpu", "graph", [])
     engine: Any = made.engine
 
@@ -166,5 +219,18 @@ def test_one_client_that_does_not_fit_is_an_error() -> None:
         raise torch.OutOfMemoryError("out of memory")
 
     engine._wave = never
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(FedrolexError, match=r"memory does not do for one client of capacity .* alone: use a smaller"):
         made.run_round()
+
+
+def test_other_failures_are_not_taken_for_a_lack_of_memory() -> None:
+    made = training("cpu", "graph", [])
+    engine: Any = made.engine
+
+    def wrong(plan: Any, jobs: Any) -> Any:
+        raise RuntimeError("shapes differ")
+
+    engine._wave = wrong
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        made.run_round()
+    assert engine.most == 256

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedrolex import Axes, FedrolexError, __version__
-from fedrolex.cli.app import app
+from fedrolex.cli.app import app, main
 from fedrolex.cli.arguments import read_arguments, read_inputs
 
 MODEL = "fedrolex.models:preresnet18"
@@ -187,3 +188,22 @@ def test_values_are_yaml_and_inputs_are_reproducible() -> None:
     assert bool((first[0] == second[0]).all())
     assert int(first[0].max()) < 7
     assert read_inputs([])[0].shape == (2, 3, 224, 224)
+
+
+@pytest.mark.parametrize("failure", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("another")])
+def test_a_full_device_is_one_line(
+    failure: RuntimeError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> None:
+        raise failure
+
+    monkeypatch.setattr("fedrolex.cli.app.app", run)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    if not isinstance(failure, torch.OutOfMemoryError):
+        with pytest.raises(RuntimeError, match="another"):
+            main()
+        return
+    with pytest.raises(SystemExit) as told:
+        main()
+    assert told.value.code == 1
+    assert capsys.readouterr().err.startswith("error: the device's memory ran out: use a smaller")

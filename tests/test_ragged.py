@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -113,6 +114,35 @@ def test_waves_do_the_same() -> None:
 
 
 @needs_gpu
+@pytest.mark.parametrize("method", ["fedrolex", "fedprox"])  # ragged cohorts, and lanes
+@pytest.mark.parametrize("share", [0.7, 0.5])
+def test_a_cohort_larger_than_the_memory_runs_in_waves(method: str, share: float) -> None:
+    settings = [*ONE_STEP, *METHODS[method], "task.width=64", 'fleet.capacities=["1"]']
+    wanted = changes(training("cuda", "loop", settings))
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    made = training("cuda", "graph", settings)
+    changes(made)
+    needed = torch.cuda.memory_reserved() - before
+    del made
+    gc.collect()
+    torch.cuda.empty_cache()
+    made = training("cuda", "graph", settings)
+    engine: Any = made.engine
+    allowed = torch.cuda.memory_reserved() + share * needed
+    torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        found = changes(made)
+        made.evaluate()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert engine.most < 8
+    assert not engine.together
+    alike(wanted, found, 1e-2)
+
+
+@needs_gpu
 def test_metrics_are_the_same() -> None:
     settings = [*ONE_STEP, *METHODS["published masks"]]
     one, other = (training("cuda", engine, settings).run_round() for engine in ("loop", "graph"))
@@ -121,8 +151,30 @@ def test_metrics_are_the_same() -> None:
     assert [other[key] for key in ("bytes_down", "bytes_up")] == [one[key] for key in ("bytes_down", "bytes_up")]
 
 
+class TF32(torch.autograd.Function):
+    """A convolution whose factors lose all but ten bits after the point, and whose sums are float32, both ways."""
+
+    @staticmethod
+    def short(tensor: Tensor) -> Tensor:
+        return (tensor.contiguous().view(torch.int32) >> 13 << 13).view(torch.float32)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = [stride] * 2, [padding] * 2
+        return torch.nn.functional.conv2d(TF32.short(x), TF32.short(weight), None, stride, padding)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        factors = [TF32.short(each) for each in (gradients[0], *ctx.saved_tensors)]
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], False]
+        found = torch.ops.aten.convolution_backward(*factors, None, *ctx.sizes, [1, 1], False, [0, 0], 1, wanted)
+        return *found[:2], None, None
+
+
 @needs_gpu
-def test_lower_precision_is_as_far_from_float32_as_in_loop() -> None:
+def test_lower_precision_is_as_far_from_float32_as_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN takes layers as narrow as these partly in float32: for TF32, what is right is computed by hand."""
     exact = changes(training("cuda", "loop", ONE_STEP))
 
     def distance(engine: type[Graph] | type[Loop], precision: Any) -> float:
@@ -136,10 +188,18 @@ def test_lower_precision_is_as_far_from_float32_as_in_loop() -> None:
         apart = [float((found[name] - wanted).norm() / wanted.norm()) for name, wanted in exact.items()]
         return sum(apart) / len(apart)
 
-    plain = distance(Loop, "bf16")
-    assert distance(Graph, "bf16") <= 2 * plain
-    # `loop` in TF32 is three times nearer here, perhaps as cuDNN leaves narrow layers in float32: no measure of kernels
-    assert distance(Graph, "tf32") <= plain / 2
+    assert distance(Graph, "bf16") <= 2 * distance(Loop, "bf16")
+    found = distance(Graph, "tf32")
+
+    def convolve(self: torch.nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        assert bias is None
+        return TF32.apply(x, weight, self.stride[0], self.padding[0])
+
+    made = training("cuda", "loop", ONE_STEP)
+    monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", convolve)
+    by_hand = changes(made)
+    apart = [float((by_hand[name] - wanted).norm() / wanted.norm()) for name, wanted in exact.items()]
+    assert found <= 1.5 * sum(apart) / len(apart)
 
 
 @needs_gpu

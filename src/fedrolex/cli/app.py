@@ -14,6 +14,7 @@ from fedrolex.cli.coverage import coverage_command
 from fedrolex.cli.data import data_app
 from fedrolex.cli.slice import slice_command
 from fedrolex.cli.train import list_command, resume_command, show_command, train_command
+from fedrolex.engines import out_of_memory
 from fedrolex.errors import FedrolexError
 
 app = typer.Typer(
@@ -60,6 +61,12 @@ def main() -> None:
         print("stopped", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
+        raise SystemExit(1) from None
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        told = "the device's memory ran out: use a smaller model, batch or cohort, or end what else runs there"
+        print(f"error: {told}", file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)

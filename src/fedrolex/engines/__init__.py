@@ -3,7 +3,7 @@
 from fedrolex.engines.auto import Auto
 from fedrolex.engines.choice import Choice
 from fedrolex.engines.crew import Crew
-from fedrolex.engines.engine import Averaged, Averaging, Engine, Failure, Job, RoundPlan, Upload
+from fedrolex.engines.engine import Averaged, Averaging, Engine, Failure, Holding, Job, RoundPlan, Upload, out_of_memory
 from fedrolex.engines.graph import Graph
 from fedrolex.engines.loop import Loop
 from fedrolex.engines.stack import Stack
@@ -17,9 +17,11 @@ __all__ = [
     "Engine",
     "Failure",
     "Graph",
+    "Holding",
     "Job",
     "Loop",
     "RoundPlan",
     "Stack",
     "Upload",
+    "out_of_memory",
 ]

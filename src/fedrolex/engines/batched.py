@@ -98,7 +98,7 @@ class Batched:
     def __init__(self, model: nn.Module, *, precision: Precision = "fp32") -> None:
         self.model = model
         self.precision = precision
-        self._lanes: dict[tuple[Widths, int], list[Lane]] = {}
+        self.lanes: dict[tuple[Widths, int], list[Lane]] = {}
         self._ahead: dict[int, Examples] = {}
         self._ahead_of: Task | None = None
         kinds = {type(module) for module in model.modules()}
@@ -150,7 +150,7 @@ class Batched:
 
     def _lane(self, plan: RoundPlan, key: tuple[Widths, int], number: int, job: Job, longest: Examples) -> Lane:
         """The lane of a number among those of the same widths and places, with room for as many examples."""
-        lanes = self._lanes.setdefault(key, [])
+        lanes = self.lanes.setdefault(key, [])
         if number < len(lanes) and len(longest) <= lanes[number].y.shape[1]:
             return lanes[number]
         lane = self._built(plan, job, longest, key[1])

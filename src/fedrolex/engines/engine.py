@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from fedrolex.client import LocalTraining
@@ -154,3 +155,20 @@ class Averaging(Engine, Protocol):
         None where this round's uploads do not allow it.
         """
         ...
+
+
+@runtime_checkable
+class Holding(Engine, Protocol):
+    """An engine that holds memory of the device from round to round."""
+
+    def release(self) -> None:
+        """Give it back: the next round takes what it needs anew. Uploads are no longer good."""
+        ...
+
+
+def out_of_memory(failure: BaseException) -> bool:
+    """Whether the device's memory ran out, in PyTorch, in a library below it or in the driver."""
+    told = str(failure)
+    return isinstance(failure, torch.OutOfMemoryError) or (
+        isinstance(failure, RuntimeError) and ("out of memory" in told or "ALLOC_FAILED" in told)
+    )

@@ -8,6 +8,7 @@ better ways (:mod:`.ragged`, :mod:`.batched`) and are passed on to them.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from torch.func import functional_call, grad_and_value
 from fedrolex.client import Precision, Slot, in_precision
 from fedrolex.engines.batched import Batched
 from fedrolex.engines.captured import captured
-from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
+from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload, out_of_memory
 from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import Loop, random_draws, why_failed
+from fedrolex.errors import FedrolexError
 from fedrolex.optimizer import Memory
 from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples
@@ -88,6 +90,7 @@ class Graph:
         self._at_rest: Ragged | None = None
         self._batched = Batched(model, precision=precision)
         self._lanes: dict[tuple[object, ...], Lane] = {}
+        self._allocated = 0
         self._steps: dict[tuple[torch.Size, ...], Callable[..., Tensor]] = {}
         if compiled:
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
@@ -98,30 +101,61 @@ class Graph:
         if not plan.plain:
             yield from self.loop.run(plan)  # captured steps cannot be interrupted, and all do the same
             return
-        ragged = self._ragged if self._ragged is not None and self._ragged.takes(plan) else None
-        train = ragged.run if ragged is not None else self._batched.run if self._batched.takes(plan) else self._wave
-        waiting = plan.jobs
+        waiting, fresh = plan.jobs, not self._holds_lanes()
         while waiting:
             wave, rest = waiting[: self.most], waiting[self.most :]
-            try:
-                answers = list(train(plan, wave))
-            except torch.OutOfMemoryError:
-                if len(wave) == 1:
-                    raise
-                self._forget()
-                self.most = -(-len(wave) // 2)
+            answers = self._answers(plan, wave, last=fresh and len(wave) == 1)
+            if answers is None:
+                self.release()  # places for cohorts of other rounds go first; if there were none, waves get smaller
+                self.most = -(-len(wave) // 2) if fresh else self.most
+                fresh = True
                 continue
             self.together = len(wave) == len(plan.jobs)
-            self._at_rest = ragged if self.together else None
+            self._at_rest = self._ragged_for(plan) if self.together else None
             yield from answers
-            waiting = rest
+            waiting, fresh = rest, False
 
-    def _forget(self) -> None:
-        """Give back what lanes hold on the device: a cohort did not fit, and is tried in smaller waves."""
+    def _answers(self, plan: RoundPlan, wave: Sequence[Job], last: bool) -> list[Upload | Failure] | None:
+        """What the clients of a wave answer; none if memory did not do, which at ``last`` is an error."""
+        try:
+            ragged = self._ragged_for(plan)
+            train = ragged.run if ragged is not None else self._batched.run if self._batched.takes(plan) else self._wave
+            answers = list(train(plan, wave))
+            self._check_room_to_fold(plan)
+            return answers
+        except RuntimeError as failure:
+            if not out_of_memory(failure):
+                raise
+            if last:
+                message = f"the GPU's memory does not do for one client of capacity {wave[0].capacity} alone"
+                raise FedrolexError(f"{message}: use a smaller batch, model or capacity") from failure
+            return None
+
+    def _check_room_to_fold(self, plan: RoundPlan) -> None:
+        """Run out of memory now, where waves can get smaller, if averaging the answers later would."""
+        device = next(iter(plan.state.values())).device
+        if device.type != "cuda" or (allocated := torch.cuda.memory_allocated(device)) <= self._allocated:
+            return
+        folds = 1 + len({job.capacity for job in plan.jobs})  # the average, and the drift of every capacity
+        models = 2 * folds + 3  # sums and counts; one update, its change, and the new state
+        torch.empty(models * sum(t.nbytes for t in plan.state.values()), dtype=torch.uint8, device=device)
+        self._allocated = allocated
+
+    def _ragged_for(self, plan: RoundPlan) -> Ragged | None:
+        return self._ragged if self._ragged is not None and self._ragged.takes(plan) else None
+
+    def _holds_lanes(self) -> bool:
+        ragged = self._ragged is not None and bool(self._ragged.lanes)
+        return ragged or bool(self._lanes or self._batched.lanes)
+
+    def release(self) -> None:
+        """Give back what lanes hold on the device; the next round makes new ones."""
+        self._at_rest, self._allocated = None, 0
         self._lanes.clear()
         self._batched = Batched(self.model, precision=self.precision)
         if self._ragged is not None:
             self._ragged = Ragged(self.model, self.precision)
+        gc.collect()
         torch.cuda.empty_cache()
 
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
@@ -135,9 +169,9 @@ class Graph:
         for job in (job for job in jobs if job.client in data):
             try:
                 lanes.append((job, self._ready(plan, job, data[job.client], taken)))
-            except torch.OutOfMemoryError:
-                raise
             except Exception as failure:
+                if out_of_memory(failure):
+                    raise
                 failures[job.client] = Failure(job, why_failed(failure))
         self._load(plan, lanes)
         self._train(plan, lanes, data)

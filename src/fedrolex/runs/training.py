@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.engines import Engine, Job, RoundPlan
+from fedrolex.engines import Engine, Holding, Job, RoundPlan, out_of_memory
 from fedrolex.errors import FedrolexError
 from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
@@ -322,6 +322,11 @@ class Training:
             return self._evaluate()
         except ValueError as error:  # a batch norm that was given a single value a channel
             raise FedrolexError(f"the model could not be evaluated: {one_line(error)}") from error
+        except RuntimeError as failure:
+            if not (isinstance(self.engine, Holding) and out_of_memory(failure)):
+                raise
+        self.engine.release()
+        return self._evaluate()
 
     def _evaluate(self) -> dict[str, Any]:
         found = self.measure(self.task, self._model(self.method.width), self.model)
