@@ -15,6 +15,7 @@ from fedrolex import Classification, Examples, Recipe, trace
 from fedrolex.client import LocalTraining, Slot
 from fedrolex.engines import Crew, Loop
 from fedrolex.engines import rewriting as own
+from fedrolex.engines.dropout import OwnDropout
 from fedrolex.runs import prepare
 from fedrolex.slicing import Static
 from fedrolex.tasks.partition import Partition
@@ -23,6 +24,7 @@ from fedrolex.tasks.partition import Partition
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "LARGE", 1)
+    monkeypatch.setattr(own, "BLOCK", 100)  # one and two of eight rows
 
 
 def pooled(scale: int = 1) -> nn.Sequential:
@@ -165,17 +167,18 @@ def test_steps_are_the_same(what: str) -> None:
     plain, rewritten, descent = slots(pooled(), x)
     assert descent is not None
     assert set(descent.weights) == {"4.weight", "6.weight"}
-    taken: list[Tensor | None] = []
-    take = descent.take
+    gradients: list[Tensor | None] = []
+    back = descent.back
 
-    def seen(name: str, x: Tensor, change: Tensor) -> Tensor | None:
-        taken.append(take(name, x, change))
-        return taken[-1]
+    def seen(*arguments: Any) -> tuple[Tensor | None, Tensor | None]:
+        found = back(*arguments)
+        gradients.append(found[1])
+        return found
 
-    descent.take = seen  # type: ignore[method-assign]
+    descent.back = seen  # type: ignore[method-assign,assignment]
     channels_last = x.contiguous(memory_format=torch.channels_last)
     assert apart_after(WORK[what](), plain, rewritten, channels_last, y) <= 1e-9
-    assert [each is None for each in taken] == [what in ("plain", "weight decay")] * 6
+    assert [each is None for each in gradients] == [what in ("plain", "weight decay")] * 6
 
 
 def test_a_correction_reaches_every_tensor() -> None:
@@ -252,6 +255,61 @@ def test_a_sub_model_that_was_never_called_can_be_exported() -> None:
     module = axes.cut(model, Static().window(axes, round=0, capacity="1/2"))
     found = torch.compile(module, fullgraph=True, backend="eager")(torch.randn(2, 3, 8, 8))
     assert found.shape == (2, 4)
+
+
+def calls(slot: Slot) -> list[str]:
+    module: Any = slot.module
+    return [
+        node.name.partition("_default")[0]
+        for node in module.slicing_code[True].graph.nodes
+        if node.op == "call_function"
+    ]
+
+
+def test_relu_comes_after_pooling_and_dropout_after_flattening() -> None:
+    """With the very same numbers: what pooling takes is what it would, or nothing comes through; masks are the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.Dropout(0.3), nn.Flatten(),
+        nn.Dropout(0.5), nn.Linear(96, 4, bias=False)
+    )  # fmt: skip
+    x = torch.randn(12, 3, 8, 8, dtype=torch.float64).round()  # ties, zeros
+    broken = x.clone()
+    broken[3] = torch.nan
+    plain, rewritten, _ = slots(model, x)
+    assert calls(plain) == ["conv2d", "relu", "max_pool2d", "dropout", "flatten", "dropout_1", "linear"]
+    assert calls(rewritten) == ["conv2d", "max_pool2d", "relu", "laid_out", "flatten", "dropout", "dropout_1", "linear"]
+    found = []
+    for slot in (plain, rewritten):
+        slot.module.train()
+        with OwnDropout(7):
+            out = slot.module(x)
+            gradients = torch.autograd.grad(out.square().sum(), slot.parameters)
+            found.append([out, *gradients, slot.module(broken)])
+    assert bool(found[0][-1][3].isnan().all())
+    assert not any(bool(each.isnan().any()) for each in found[0][:-1])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.isnan(), other.isnan())
+        torch.testing.assert_close(one.nan_to_num(), other.nan_to_num(), rtol=0, atol=0)
+
+
+def test_relu_with_another_user_stays_before_pooling() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 6, 3, padding=1), nn.Linear(12, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            active = self.first(x).relu()
+            both = nn.functional.max_pool2d(active, 8), nn.functional.avg_pool2d(active, 8)
+            found: Tensor = self.last(torch.cat(both, 1).flatten(1))
+            return found
+
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 3, 8, 8, dtype=torch.float64), torch.arange(12) % 4
+    plain, rewritten, _ = slots(Both(), x)
+    assert calls(rewritten)[:3] == ["conv2d", "relu", "max_pool2d"]
+    assert apart_after(LocalTraining(lr=0.3), plain, rewritten, x, y) <= 1e-9
 
 
 def test_images_that_are_channels_first_stay_so() -> None:

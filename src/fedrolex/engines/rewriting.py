@@ -1,10 +1,14 @@
 """Training code of traced sub-models, rewritten for eager steps on a CPU: the same numbers with less memory traffic.
 
+ReLU is taken after max pooling instead of before, of as much less as pooling leaves; dropout after flattening, where
+images lie as its mask does.
+
 Max pooling goes back in the layout of the gradient it is given. After a flattening that is channels first, so images
 that are channels last would be copied there and back; here the small gradient is laid out like the images first.
 
 A large linear layer costs less to compute with than to store the gradient of. With plain SGD the gradient is not
-needed beside the step, so the layer takes it on its way back: a product that adds to the weights.
+needed beside the step, so the layer takes it on its way back: a product that adds to the weights, block by block right
+after the one that reads them.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from torch import Tensor, fx, nn
 from fedrolex.slicing.submodel import SubModel
 
 LARGE = 2**18  # weights of a linear layer from which it is worth its while to take the step itself
+BLOCK = 2**18  # weights that a core's own cache holds
 aten = torch.ops.aten
 
 
@@ -48,29 +53,41 @@ class Descent:
             if name not in self._moved and weight_decay:  # the loss does not reach it
                 weight.detach().mul_(self._shrink)
 
-    def take(self, name: str, x: Tensor, change: Tensor) -> Tensor | None:
-        """A weight's gradient, or nothing where its step was taken; ``x`` and ``change`` are ``(examples, nodes)``."""
+    def back(self, name: str, x: Tensor, change: Tensor, needed: bool) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of a layer's inputs, if needed, and of its weight, unless its step was taken.
+
+        Args:
+            name: of the weight.
+            x: inputs ``(examples, inputs)``.
+            change: the gradient of what came out, ``(examples, outputs)``.
+            needed: whether the first is.
+        """
+        weight = self.weights[name]
         if self._rate is None:
-            return change.t() @ x
-        self.weights[name].addmm_(change.t(), x, beta=self._shrink, alpha=-self._rate)
+            return change @ weight if needed else None, change.t() @ x
+        back = torch.zeros_like(x) if needed else None
+        rows = max(1, BLOCK // weight.shape[1])
+        for part, own in zip(weight.split(rows), change.split(rows, 1), strict=True):
+            if back is not None:
+                back.addmm_(own, part)  # before the weights move
+            part.addmm_(own.t(), x, beta=self._shrink, alpha=-self._rate)
         self._moved.add(name)
-        return None
+        return back, None
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, descent: Descent, name: str) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight)  # the weight only to be told if it was changed in between
         ctx.descent, ctx.name = descent, name
         return nn.functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None, None]:
-        x, weight = ctx.saved_tensors
-        change = gradients[0]
-        back = change @ weight if ctx.needs_input_grad[0] else None  # before the weights move
-        flat = change.reshape(-1, change.shape[-1])
-        return back, ctx.descent.take(ctx.name, x.reshape(-1, x.shape[-1]), flat), flat.sum(0), None, None
+        x, _ = ctx.saved_tensors
+        change = gradients[0].reshape(-1, gradients[0].shape[-1])
+        back, own = ctx.descent.back(ctx.name, x.reshape(-1, x.shape[-1]), change, ctx.needs_input_grad[0])
+        return None if back is None else back.view_as(x), own, change.sum(0), None, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, descent: Descent, name: str) -> Tensor:
@@ -96,10 +113,11 @@ def rewrite(module: nn.Module) -> Descent | None:
     code = module.slicing_code[True]
     graph = fx.Graph()
     graph.output(graph.graph_copy(code.graph, {}))
+    _swap(graph, aten.relu.default, aten.max_pool2d.default)
+    _swap(graph, aten.dropout.default, aten.flatten.using_ints)
     for node in graph.find_nodes(op="call_function", target=aten.max_pool2d.default):
-        with graph.inserting_after(node):
-            after = graph.call_function(laid_out, (node,))
-        node.replace_all_uses_with(after, delete_user_cb=lambda user, own=after: user is not own)
+        (user,) = node.users if len(node.users) == 1 else (node,)
+        _put_after(graph, user if user.target is aten.relu.default else node, laid_out)
     descent, trained = Descent(), dict(module.named_parameters(remove_duplicate=False))
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
         x, *rest = node.args
@@ -112,6 +130,23 @@ def rewrite(module: nn.Module) -> Descent | None:
     module.slicing_code = {**module.slicing_code, True: code.rewritten(graph)}
     module.slicing_descent = descent  # type: ignore[assignment]
     return descent if descent.weights else None
+
+
+def _swap(graph: fx.Graph, first: Any, then: Any) -> None:
+    """Where one operation is followed by another and nothing else, take the other first."""
+    for node in graph.find_nodes(op="call_function", target=then):
+        before, *rest = node.args
+        if isinstance(before, fx.Node) and before.target is first and len(before.users) == 1 and not before.kwargs:
+            node.args = (before.args[0], *rest)
+            _put_after(graph, node, first, *before.args[1:])
+            graph.erase_node(before)
+
+
+def _put_after(graph: fx.Graph, node: fx.Node, function: Any, *rest: Any) -> None:
+    """Have all who use a node use a function of it."""
+    with graph.inserting_after(node):
+        after = graph.call_function(function, (node, *rest))
+    node.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
 
 
 def _plain(weight: Tensor, bias: Tensor) -> bool:
