@@ -48,12 +48,12 @@ class Drift:
         """Take in what several clients of one window send back; its sum is kept, not put into its place."""
         base = self.axes.take(self.state, window)
         before = [torch.empty_like(parts[0][name]).copy_(tensor) for name, tensor in base.items()]  # laid out alike
-        total = [torch.zeros_like(tensor) for tensor in before]
-        norms: list[Tensor] = []
-        for part in parts:
+        total = torch._foreach_sub([parts[0][name] for name in base], before)
+        norms = list(torch._foreach_norm(total))
+        for part in parts[1:]:
             change = torch._foreach_sub([part[name] for name in base], before)
-            torch._foreach_add_(total, change)
             norms += torch._foreach_norm(change)
+            torch._foreach_add_(total, change)
             del change  # the next one gets its memory, which is quicker than memory that was never used
         squares = torch.stack(norms).double().square().sum()
         self._squares[capacity] = self._squares.get(capacity, 0.0) + squares
