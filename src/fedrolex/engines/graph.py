@@ -90,6 +90,7 @@ class Graph:
         self._at_rest: Ragged | None = None
         self._batched = Batched(model, precision=precision)
         self._lanes: dict[tuple[object, ...], Lane] = {}
+        self._streams: list[Any] = []
         self._allocated = 0
         self._steps: dict[tuple[torch.Size, ...], Callable[..., Tensor]] = {}
         if compiled:
@@ -222,10 +223,19 @@ class Graph:
             rate=slot.parameters[0].detach().new_zeros(()),
             held=torch.ones(plan.task.classes, dtype=torch.bool, device=device),
             total=torch.zeros((), device=device),
-            stream=torch.cuda.Stream(device) if device.type == "cuda" else None,
+            stream=self._stream(key, device),
         )
         self._lanes[key] = lane
         return lane
+
+    def _stream(self, key: tuple[object, ...], device: torch.device) -> Any:
+        """A lane's own, and that of the lane in its place before: workspaces of a stream stay on the device."""
+        if device.type != "cuda":
+            return None
+        number = list(self._lanes).index(key) if key in self._lanes else len(self._lanes)
+        if number == len(self._streams):
+            self._streams.append(torch.cuda.Stream(device))
+        return self._streams[number]
 
     def _capture(self, plan: RoundPlan, job: Job, lane: Lane, size: int) -> Any:
         """One step on the next ``size`` examples: a graph, or on a CPU the function itself."""
