@@ -14,7 +14,7 @@ from test_conformance import CUDA, alike, changes, training
 from test_tasks import WORDS, corpus
 
 from fedrolex import Recipe
-from fedrolex.engines import Graph, Loop, batched
+from fedrolex.engines import Graph, Loop, batched, out_of_memory
 from fedrolex.errors import FedrolexError
 from fedrolex.runs import Training, prepare
 
@@ -191,8 +191,8 @@ def test_what_did_not_fit_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(batched.Batched, "run", small)
     alike(changes(training("cpu", "loop", ["method=fedavg"])), changes(made), 1e-3)
-    assert len(asked) == 3
-    assert asked[0] is not asked[1] is asked[2] is engine._batched
+    assert asked[1:] == [engine._batched] * 2
+    assert asked[0] is not engine._batched
 
 
 def test_evaluation_gets_the_memory_that_places_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +211,66 @@ def test_evaluation_gets_the_memory_that_places_hold(monkeypatch: pytest.MonkeyP
     alike(changes(plain), changes(made), 1e-6)
 
 
+def test_a_broken_evaluation_after_that_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = training("cpu", "graph", [])
+    changes(made)
+    failures = iter([torch.OutOfMemoryError("out of memory"), ValueError("one value a channel")])
+
+    def broken() -> Any:
+        raise next(failures)
+
+    monkeypatch.setattr(made, "_evaluate", broken)
+    with pytest.raises(FedrolexError, match="could not be evaluated: one value a channel"):
+        made.evaluate()
+
+
+def test_an_evaluation_that_never_fits_ends() -> None:
+    made = training("cpu", "graph", [])
+    changes(made)
+    tried: list[int] = []
+
+    def never() -> Any:
+        tried.append(1)
+        raise torch.OutOfMemoryError("out of memory")
+
+    made._evaluate = never  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        made.evaluate()
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize("method", ["fedrolex", "fedavg"])
+def test_memory_that_runs_out_while_data_are_read_drops_nobody(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = training("cpu", "graph", [f"method={method}"])
+    read, reads = type(made.task).client, []
+
+    def client(task: Any, number: int) -> Any:
+        reads.append(number)
+        if len(reads) == 6:
+            raise torch.OutOfMemoryError("out of memory")
+        return read(task, number)
+
+    monkeypatch.setattr(type(made.task), "client", client)
+    found = changes(made)
+    monkeypatch.undo()
+    engine: Any = made.engine
+    assert engine.most == 4
+    alike(changes(training("cpu", "loop", [f"method={method}"])), found, 1e-3)
+
+
+def test_a_lack_of_memory_is_known_by_what_led_to_a_failure() -> None:
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+    except RuntimeError as failure:
+        assert out_of_memory(failure)
+    assert out_of_memory(RuntimeError("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"))
+    assert not out_of_memory(RuntimeError("shapes differ"))
+    assert not out_of_memory(ValueError("out of memory"))
+
+
 def test_one_client_that_does_not_fit_is_one_clear_line() -> None:
     made = training("cpu", "graph", [])
     engine: Any = made.engine
@@ -219,7 +279,9 @@ def test_one_client_that_does_not_fit_is_one_clear_line() -> None:
         raise torch.OutOfMemoryError("out of memory")
 
     engine._wave = never
-    with pytest.raises(FedrolexError, match=r"memory does not do for one client of capacity .* alone: use a smaller"):
+    with pytest.raises(
+        FedrolexError, match=r"memory is not enough for one client of capacity .* at a time and the average"
+    ):
         made.run_round()
 
 

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.client import Precision, in_precision
 from fedrolex.engines.captured import captured
-from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
+from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload, out_of_memory
 from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import random_draws
 from fedrolex.engines.stack import clip_each
@@ -292,9 +292,13 @@ class Batched:
                 torch.cuda.current_stream().wait_stream(lane.stream)
 
     def _read_ahead(self, plan: RoundPlan) -> None:
-        """What the next round's clients hold, while the device is at work."""
-        self._ahead, _ = holdings(plan, plan.upcoming())
-        self._ahead_of = plan.task
+        """What the next round's clients hold, while the device is at work and as far as there is room."""
+        self._ahead, self._ahead_of = {}, plan.task
+        try:
+            self._ahead, _ = holdings(plan, plan.upcoming())
+        except RuntimeError as failure:
+            if not out_of_memory(failure):
+                raise
 
     def _answers(self, plan: RoundPlan, seats: Sequence[Seat]) -> dict[int, Upload | Failure]:
         lanes = {id(seat.lane): seat.lane for seat in seats}

@@ -161,14 +161,23 @@ class Averaging(Engine, Protocol):
 class Holding(Engine, Protocol):
     """An engine that holds memory of the device from round to round."""
 
-    def release(self) -> None:
-        """Give it back: the next round takes what it needs anew. Uploads are no longer good."""
+    def release(self) -> bool:
+        """Give it back, and say whether there was any; the next round takes what it needs anew.
+
+        Uploads that are still held keep their memory.
+        """
         ...
 
 
-def out_of_memory(failure: BaseException) -> bool:
-    """Whether the device's memory ran out, in PyTorch, in a library below it or in the driver."""
-    told = str(failure)
-    return isinstance(failure, torch.OutOfMemoryError) or (
-        isinstance(failure, RuntimeError) and ("out of memory" in told or "ALLOC_FAILED" in told)
-    )
+FULL = ("out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "can't allocate memory")
+
+
+def out_of_memory(failure: BaseException | None) -> bool:
+    """Whether memory ran out, in PyTorch, in a library below it or in the driver: that is the failure or led to it."""
+    while failure is not None:
+        if isinstance(failure, torch.OutOfMemoryError):
+            return True
+        if isinstance(failure, RuntimeError) and any(words in str(failure) for words in FULL):
+            return True
+        failure = failure.__cause__ or failure.__context__
+    return False

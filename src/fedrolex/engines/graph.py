@@ -20,7 +20,7 @@ from torch.func import functional_call, grad_and_value
 
 from fedrolex.client import Precision, Slot, in_precision
 from fedrolex.engines.batched import Batched
-from fedrolex.engines.captured import captured
+from fedrolex.engines.captured import CAPTURING, captured
 from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload, out_of_memory
 from fedrolex.engines.holdings import holdings
 from fedrolex.engines.loop import Loop, random_draws, why_failed
@@ -74,7 +74,7 @@ class Graph:
         model: the server's model, to cut sub-models from; its weights are not used.
         precision: of the forward and backward pass.
         compiled: compile steps with ``torch.compile`` before they are captured (of models without buffers).
-        most: clients trained at once; larger cohorts run in waves, and where memory does not do, in smaller ones.
+        most: clients trained at once; larger cohorts run in waves, and once memory was not enough, in smaller ones.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Graph:
         waiting, fresh = plan.jobs, not self._holds_lanes()
         while waiting:
             wave, rest = waiting[: self.most], waiting[self.most :]
-            answers = self._answers(plan, wave, last=fresh and len(wave) == 1)
+            answers = self._wave_answers(plan, wave, alone=fresh and len(wave) == 1, first=waiting is plan.jobs)
             if answers is None:
                 self.release()  # places for cohorts of other rounds go first; if there were none, waves get smaller
                 self.most = -(-len(wave) // 2) if fresh else self.most
@@ -116,30 +116,45 @@ class Graph:
             yield from answers
             waiting, fresh = rest, False
 
-    def _answers(self, plan: RoundPlan, wave: Sequence[Job], last: bool) -> list[Upload | Failure] | None:
-        """What the clients of a wave answer; none if memory did not do, which at ``last`` is an error."""
+    def _wave_answers(
+        self, plan: RoundPlan, wave: Sequence[Job], *, alone: bool, first: bool
+    ) -> list[Upload | Failure] | None:
+        """What the clients of a wave answer, or None if memory was not enough.
+
+        Args:
+            plan: of the round.
+            wave: the clients.
+            alone: it is one client with nothing else on the device, so that a lack of memory is an error.
+            first: of the round, so that nothing has been folded yet.
+        """
         try:
             ragged = self._ragged_for(plan)
             train = ragged.run if ragged is not None else self._batched.run if self._batched.takes(plan) else self._wave
             answers = list(train(plan, wave))
-            self._check_room_to_fold(plan)
+            if first:
+                self._check_room_to_fold(plan)
             return answers
         except RuntimeError as failure:
             if not out_of_memory(failure):
                 raise
-            if last:
-                message = f"the GPU's memory does not do for one client of capacity {wave[0].capacity} alone"
-                raise FedrolexError(f"{message}: use a smaller batch, model or capacity") from failure
+            if alone:
+                what = f"one client of capacity {wave[0].capacity} at a time and the average"
+                raise FedrolexError(f"memory is not enough for {what}: use a smaller batch or model") from failure
             return None
 
     def _check_room_to_fold(self, plan: RoundPlan) -> None:
-        """Run out of memory now, where waves can get smaller, if averaging the answers later would."""
+        """Run out of memory now, where waves can get smaller, if averaging the answers later would.
+
+        Asked again when more is allocated than at the last time there was room.
+        """
         device = next(iter(plan.state.values())).device
         if device.type != "cuda" or (allocated := torch.cuda.memory_allocated(device)) <= self._allocated:
             return
         folds = 1 + len({job.capacity for job in plan.jobs})  # the average, and the drift of every capacity
         models = 2 * folds + 3  # sums and counts; one update, its change, and the new state
-        torch.empty(models * sum(t.nbytes for t in plan.state.values()), dtype=torch.uint8, device=device)
+        apart = sum(plan.axes.parameters(window) for window in {job.window for job in plan.jobs})  # their changes' sums
+        size = models * sum(t.nbytes for t in plan.state.values()) + 4 * apart
+        torch.empty(size, dtype=torch.uint8, device=device)  # to see whether there is as much
         self._allocated = allocated
 
     def _ragged_for(self, plan: RoundPlan) -> Ragged | None:
@@ -149,15 +164,18 @@ class Graph:
         ragged = self._ragged is not None and bool(self._ragged.lanes)
         return ragged or bool(self._lanes or self._batched.lanes)
 
-    def release(self) -> None:
-        """Give back what lanes hold on the device; the next round makes new ones."""
+    def release(self) -> bool:
+        """Give back what lanes hold on the device, and say whether there were any; the next round makes new ones."""
+        held = self._holds_lanes()
         self._at_rest, self._allocated = None, 0
         self._lanes.clear()
         self._batched = Batched(self.model, precision=self.precision)
         if self._ragged is not None:
             self._ragged = Ragged(self.model, self.precision)
         gc.collect()
-        torch.cuda.empty_cache()
+        with CAPTURING:
+            torch.cuda.empty_cache()
+        return held
 
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
         """The selective average of this round's uploads, where one kernel can take it."""
@@ -229,7 +247,7 @@ class Graph:
         return lane
 
     def _stream(self, key: tuple[object, ...], device: torch.device) -> Any:
-        """A lane's own, and that of the lane in its place before: workspaces of a stream stay on the device."""
+        """The stream of a new lane, which a lane before it may have had: a stream's workspaces stay on the device."""
         if device.type != "cuda":
             return None
         number = list(self._lanes).index(key) if key in self._lanes else len(self._lanes)

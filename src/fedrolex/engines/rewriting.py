@@ -1,14 +1,14 @@
 """Training code of traced sub-models, rewritten for eager steps on a CPU: the same numbers with less memory traffic.
 
-ReLU is taken after max pooling instead of before, of as much less as pooling leaves; dropout after flattening, where
-images lie as its mask does.
+ReLU is taken after max pooling instead of before, of as much less as pooling leaves; dropout after flattening, as its
+mask is channels first. Code that changes tensors in place keeps its order.
 
 Max pooling goes back in the layout of the gradient it is given. After a flattening that is channels first, so images
 that are channels last would be copied there and back; here the small gradient is laid out like the images first.
 
 A large linear layer costs less to compute with than to store the gradient of. With plain SGD the gradient is not
 needed beside the step, so the layer takes it on its way back: a product that adds to the weights, block by block right
-after the one that reads them.
+after the one that reads them, where batches are so small that weights are what fills the caches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from fedrolex.slicing.submodel import SubModel
 
 LARGE = 2**18  # weights of a linear layer from which it is worth its while to take the step itself
-BLOCK = 2**18  # weights that a core's own cache holds
+BLOCK = 2**18  # weights that a core's own cache holds beside a few examples
 aten = torch.ops.aten
 
 
@@ -60,19 +60,20 @@ class Descent:
             name: of the weight.
             x: inputs ``(examples, inputs)``.
             change: the gradient of what came out, ``(examples, outputs)``.
-            needed: whether the first is.
+            needed: whether the inputs' gradient is.
         """
-        weight = self.weights[name]
+        weight, found = self.weights[name], None
         if self._rate is None:
             return change @ weight if needed else None, change.t() @ x
-        back = torch.zeros_like(x) if needed else None
-        rows = max(1, BLOCK // weight.shape[1])
+        rows = BLOCK // weight.shape[1]
+        if len(x) > rows or weight.element_size() < 4:  # the gradient, added up block by block, would cost more
+            rows = len(weight)
         for part, own in zip(weight.split(rows), change.split(rows, 1), strict=True):
-            if back is not None:
-                back.addmm_(own, part)  # before the weights move
+            if needed:  # before the weights move
+                found = own @ part if found is None else found.addmm_(own, part)
             part.addmm_(own.t(), x, beta=self._shrink, alpha=-self._rate)
         self._moved.add(name)
-        return back, None
+        return found, None
 
 
 class _Linear(torch.autograd.Function):
@@ -113,11 +114,12 @@ def rewrite(module: nn.Module) -> Descent | None:
     code = module.slicing_code[True]
     graph = fx.Graph()
     graph.output(graph.graph_copy(code.graph, {}))
-    _swap(graph, aten.relu.default, aten.max_pool2d.default)
-    _swap(graph, aten.dropout.default, aten.flatten.using_ints)
+    if not any(_changes(node.target) for node in graph.nodes):
+        _swap(graph, aten.relu.default, aten.max_pool2d.default)
+        _swap(graph, aten.dropout.default, aten.flatten.using_ints)
     for node in graph.find_nodes(op="call_function", target=aten.max_pool2d.default):
-        (user,) = node.users if len(node.users) == 1 else (node,)
-        _put_after(graph, user if user.target is aten.relu.default else node, laid_out)
+        relu = next((user for user in node.users if user.target is aten.relu.default), None)
+        _put_after(graph, node if relu is None or len(node.users) > 1 else relu, laid_out)
     descent, trained = Descent(), dict(module.named_parameters(remove_duplicate=False))
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
         x, *rest = node.args
@@ -132,11 +134,17 @@ def rewrite(module: nn.Module) -> Descent | None:
     return descent if descent.weights else None
 
 
+def _changes(target: Any) -> bool:
+    """Whether an operation changes a tensor in place."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
 def _swap(graph: fx.Graph, first: Any, then: Any) -> None:
-    """Where one operation is followed by another and nothing else, take the other first."""
+    """Where one operation's result is for another alone, which comes right after it, take the other first."""
     for node in graph.find_nodes(op="call_function", target=then):
         before, *rest = node.args
-        if isinstance(before, fx.Node) and before.target is first and len(before.users) == 1 and not before.kwargs:
+        plain = len(rest) <= 3 and not node.kwargs  # pooling without dilation, which could pool nothing but padding
+        if node.prev is before and before.target is first and len(before.users) == 1 and plain and not before.kwargs:
             node.args = (before.args[0], *rest)
             _put_after(graph, node, first, *before.args[1:])
             graph.erase_node(before)

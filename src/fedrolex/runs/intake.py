@@ -71,6 +71,7 @@ class Intake:
             elif isinstance(answer, Upload):
                 self.losses.append(answer.loss)
                 self._keep(answer)
+            del answer  # before the next one is trained, which may need its memory
 
     def _keep(self, upload: Upload) -> None:
         """What a method wants to know of single answers."""

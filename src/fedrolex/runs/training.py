@@ -205,7 +205,9 @@ class Training:
         first = next(answers, None)
         together = self.engine.together or self.labelling is not None  # known once the engine has begun
         intake = Intake(self, plan, together=together)
-        intake.take(answers if first is None else chain([first], answers))
+        answers = answers if first is None else chain([first], answers)
+        del first  # its tensors' memory may be needed before the last answer is there
+        intake.take(answers)
         intake.failures.update({str(job.client): LATE for job in late})
         intake.bytes_down = sum(sizes[job.window] for job in asked)
         intake.bytes_up = sum(sizes[job.window] for job in asked if str(job.client) not in intake.failures)
@@ -323,10 +325,11 @@ class Training:
         except ValueError as error:  # a batch norm that was given a single value a channel
             raise FedrolexError(f"the model could not be evaluated: {one_line(error)}") from error
         except RuntimeError as failure:
-            if not (isinstance(self.engine, Holding) and out_of_memory(failure)):
+            holding = [each.engine for each in self.kinds() if isinstance(each.engine, Holding)]
+            released = [engine.release() for engine in holding] if out_of_memory(failure) else []
+            if not any(released):
                 raise
-        self.engine.release()
-        return self._evaluate()
+        return self.evaluate()  # with what the engines gave back
 
     def _evaluate(self) -> dict[str, Any]:
         found = self.measure(self.task, self._model(self.method.width), self.model)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedrolex.client import LocalTraining, Precision
 from fedrolex.engines.captured import captured
-from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload
+from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload, out_of_memory
 from fedrolex.engines.loop import random_draws
 from fedrolex.engines.ragged.cohort import Cohort, takes
 from fedrolex.engines.ragged.exchange import Exchange, plain
@@ -246,7 +246,11 @@ class Ragged:
         able = [client for client in widths if self._why_not(plan, len(plan.task.parts[client])) is None]
         if able and all(widths[client] in self._models for client in able):
             seated = sorted(able, key=lambda client: not self._wide(widths[client]))
-            self._made[plan.seed, plan.round + 1, 0, *seated] = self._inputs(plan, plan.round + 1, 0, seated)
+            try:
+                self._made[plan.seed, plan.round + 1, 0, *seated] = self._inputs(plan, plan.round + 1, 0, seated)
+            except RuntimeError as failure:
+                if not out_of_memory(failure):  # then they are made when their round comes
+                    raise
 
     def _wide(self, widths: Widths) -> bool:
         return self._models[widths].stem.out_channels >= WIDE
