@@ -23,6 +23,7 @@ from fedrolex.runs import prepare
 from fedrolex.runs.run import environment
 
 METHODS = ("fedrolex", "heterofl", "fed_dropout")
+ENGINES = ("auto", "loop", "stack", "crew", "graph")
 
 
 def accuracy(method: str, engine: str, seed: int, rounds: int) -> float:
@@ -37,13 +38,21 @@ def accuracy(method: str, engine: str, seed: int, rounds: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cuda = torch.cuda.is_available()
-    parser.add_argument("--engines", nargs=2, default=["loop", "graph" if cuda else "crew"])
+    parser.add_argument("--engines", nargs=2, default=["loop", "graph" if cuda else "crew"], choices=ENGINES)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side, each a process")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error(f"--seeds {options.seeds}: give at least 2, for an error of the mean")
+    if options.rounds < 1 or options.at_once < 1:
+        parser.error("--rounds and --at-once are at least 1")
+    if "graph" in options.engines and not cuda:
+        parser.error("the engine graph needs a CUDA device")
+    if options.out is not None and not options.out.resolve().parent.is_dir():
+        parser.error(f"--out {options.out}: there is no such folder")
     first, second = options.engines
     figures: dict[str, object] = {"engines": [first, second], "rounds": options.rounds, "seeds": options.seeds}
     seeds = range(1, options.seeds + 1)

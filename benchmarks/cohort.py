@@ -356,8 +356,15 @@ def main() -> None:
         parser.error("--fleet is for images: cohorts of words are always drawn from more users")
     if options.fleet is not None and options.fleet < options.clients:
         parser.error(f"--fleet {options.fleet} has no {options.clients} clients for a cohort")
-    if on_cpu and (options.seeds > 1 or "graph" in (options.engines or ())):
-        parser.error("--seeds and the engine graph need --device cuda")
+    for asked, what in (
+        (options.seeds > 1, "--seeds"),
+        (options.compiled, "--compiled"),
+        ("graph" in (options.engines or ()), "the engine graph"),
+    ):
+        if on_cpu and asked:
+            parser.error(f"{what} needs --device cuda")
+    if options.words and (options.model != parser.get_default("model") or options.width is not None):
+        parser.error("--model and --width are for images: the words' model is a Transformer")
     if options.seeds > 1:
         os.environ.setdefault(*QUEUES)
     options.precision = options.precision or ("fp32" if on_cpu else "bf16")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 from torch import nn
 
 from fedrolex import Classification, Examples, FedrolexError, train
+from fedrolex.client import LocalTraining
 from fedrolex.engines import Auto, Choice, Crew, Loop
 from fedrolex.engines import auto as autos
 from fedrolex.engines import loop as loops
@@ -201,33 +205,34 @@ def test_a_model_that_draws_otherwise_is_left_to_loop(tmp_path: Path, monkeypatc
 
 
 def test_workers_leave_torch_as_it_was_and_stop_when_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real Ctrl-C while they are busy: when it gets through, no worker is."""
     threads = torch.get_num_threads()
     made = prepare(RECIPE)  # PyTorch may start a thread of its own
     running = threading.active_count()
-    made.engine = Crew(made.model, workers=2)
+    made.engine = Crew(made.model, workers=2, stacked=())
     made.run_round()
     assert threading.active_count() == running
     assert torch.get_num_threads() == threads
     made.round = 0  # the same clients again
-    monkeypatch.setattr(threading.Thread, "join", interrupted_once(threading.Thread.join))
+    step, busy, once = LocalTraining.step, [], [signal.SIGINT]
+
+    def slow(*arguments: Any) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        busy.append(1)
+        if once:
+            os.kill(os.getpid(), once.pop())
+        time.sleep(0.3)
+        busy.pop()
+        return step(*arguments)
+
+    monkeypatch.setattr(LocalTraining, "step", slow)
     with pytest.raises(KeyboardInterrupt):
         made.run_round()
+    assert busy == []
     assert threading.active_count() == running
     assert torch.get_num_threads() == threads
+    monkeypatch.undo()
     made.run_round()
-
-
-def interrupted_once(join: Any) -> Any:
-    """Ctrl-C in the first wait for a worker."""
-    told = {"n": 0}
-
-    def wait(thread: threading.Thread, *args: Any) -> Any:
-        told["n"] += 1
-        if told["n"] == 1:
-            raise KeyboardInterrupt
-        return join(thread, *args)
-
-    return wait
 
 
 def test_handing_over_to_loop_is_said_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

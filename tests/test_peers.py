@@ -87,3 +87,25 @@ def test_ours_reports_what_it_did() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["updates"], found["parameters"], len(found["seconds"])) == (2, 1_626_442, 1)
     assert found["updates_per_second"] == pytest.approx(2 / found["seconds"][0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--pairs 0", "--pairs is 0"),
+        ("--threads 0", "--threads is 0"),
+        ("--cohort 5000", "--cohort 5000 is more than --users 1000"),
+        ("--engine graph", "--engine graph: use one of"),
+        ("--pfl-processes 3", "--pfl-processes 3: give 1 to 2"),
+        ("--out nowhere/x.json", "there is no such folder"),
+        ("--flower-python nowhere/python", "there is no such program"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    words: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words.split()])
+    with pytest.raises(SystemExit) as told:
+        compare.main()
+    assert told.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]

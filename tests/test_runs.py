@@ -196,6 +196,9 @@ def test_a_bad_recipe(data: Any, says: str) -> None:
         (["train", "nothing.yaml"], "no recipe 'nothing.yaml'"),
         (["train", "--set", "weights=nothing.safetensors"], "nothing.safetensors to start from"),
         (["resume", "nowhere"], "nowhere is not a run"),
+        (["train", "--device", "cpu", "--set", "precision=tf32"], "precision tf32 needs a CUDA device"),
+        (["train", "--device", "cpu", "--set", "compiled=true"], "compiled is for the engine graph"),
+        (["train", "--device", "cpu", "--engine", "graph"], "engine graph needs a CUDA device"),
         (["show", "nothing"], "no recipe 'nothing'"),
     ],
 )
@@ -205,6 +208,13 @@ def test_a_bad_command(words: list[str], says: str, tmp_path: Path, monkeypatch:
     assert isinstance(result.exception, FedrolexError), result.output
     assert says in str(result.exception)
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_folder_of_runs_says_which_there_are(tmp_path: Path) -> None:
+    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1" / "recipe.yaml").write_text("")
+    with pytest.raises(FedrolexError, match=r"it has no recipe.yaml; those in it are .*seed-1"):
+        Run.open(tmp_path)
 
 
 def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -163,8 +164,22 @@ def main() -> None:
     parser.add_argument("--flower-python", default=sys.executable)
     parser.add_argument("--out", type=Path, help="JSON file for the figures and where they come from")
     options = parser.parse_args()
-    if options.warmup < 1 or options.rounds < 1 or options.pairs < 1:
-        parser.error("give at least 1 pair, 1 round and 1 round of warm-up")
+    for name in ("pairs", "threads", "rounds", "warmup", "users", "cohort"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}: give at least 1")
+    if options.cohort > options.users:
+        parser.error(f"--cohort {options.cohort} is more than --users {options.users}")
+    if not 0 <= options.pfl_processes <= options.threads:
+        parser.error(f"--pfl-processes {options.pfl_processes}: give 1 to {options.threads}, as many as threads")
+    if options.engine not in (known := ("auto", "loop", "stack", "crew")):
+        parser.error(f"--engine {options.engine}: use one of {', '.join(known)}")
+    if options.out is not None and not options.out.resolve().parent.is_dir():
+        parser.error(f"--out {options.out}: there is no such folder")
+    for name in ("pfl", "flower"):
+        if shutil.which(getattr(options, f"{name}_python")) is None:
+            parser.error(f"--{name}-python {getattr(options, f'{name}_python')}: there is no such program")
+    if not Path(os.environ.get("FEDROLEX_DATA", ""), "cifar-10-batches-bin").is_dir():
+        print("no CIFAR-10 under FEDROLEX_DATA: images are random ones, which take as long")
     load = os.getloadavg()[0]
     if load > 0.5:
         print(f"the machine is not idle (load {load:.1f}): figures of threads that share cores mean little")

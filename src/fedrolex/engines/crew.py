@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
@@ -220,17 +221,14 @@ class Crew:
                 broken.append(error)
 
         both = list(zip(self._members, self._shelves, strict=True))[: len(units)]
-        workers = [threading.Thread(target=work, args=pair) for pair in both]
         self._stop.clear()
         try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
+            with ThreadPoolExecutor(self.workers) as pool:  # a thread's own join, interrupted, takes it for ended
+                try:
+                    wait([pool.submit(work, *pair) for pair in both])
+                finally:
+                    self._stop.set()
         finally:
-            self._stop.set()
-            for worker in workers:
-                worker.join()
             self._stop.clear()
             torch.set_num_threads(threads)
         if broken:

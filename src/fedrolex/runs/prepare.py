@@ -179,6 +179,10 @@ def make_engine(recipe: Recipe, model: nn.Module, device: torch.device) -> Engin
     precision: Any = recipe.precision
     if device.type == "cuda":
         use_tf32(precision != "fp32")
+    elif precision == "tf32":
+        raise FedrolexError("precision tf32 needs a CUDA device: use fp32 or bf16 on a CPU")
+    if recipe.compiled and (recipe.engine not in ("graph", "auto") or device.type != "cuda"):
+        raise FedrolexError("compiled is for the engine graph, on a CUDA device: leave it at false")
     if recipe.engine == "loop":
         return Loop(model, precision=precision)
     if recipe.engine == "stack":

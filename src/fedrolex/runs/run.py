@@ -88,7 +88,9 @@ class Run:
     def open(folder: Path) -> Run:
         """An existing run."""
         if not (folder / "recipe.yaml").is_file():
-            raise FedrolexError(f"{folder} is not a run: it has no recipe.yaml")
+            runs = sorted(str(each.parent) for each in folder.glob("*/recipe.yaml"))
+            inside = f"; those in it are {', '.join(runs[:3])}{' …' if len(runs) > 3 else ''}" if runs else ""
+            raise FedrolexError(f"{folder} is not a run: it has no recipe.yaml{inside}")
         return Run(folder)
 
     def recipe(self) -> Recipe:
