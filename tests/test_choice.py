@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 import time
 from fractions import Fraction
@@ -19,6 +17,7 @@ from fedrolex import Classification, Examples, FedrolexError, train
 from fedrolex.client import LocalTraining
 from fedrolex.engines import Auto, Choice, Crew, Loop
 from fedrolex.engines import auto as autos
+from fedrolex.engines import crew as crews
 from fedrolex.engines import loop as loops
 from fedrolex.engines.auto import Times, choose, decide
 from fedrolex.engines.crew import first_together
@@ -205,7 +204,7 @@ def test_a_model_that_draws_otherwise_is_left_to_loop(tmp_path: Path, monkeypatc
 
 
 def test_workers_leave_torch_as_it_was_and_stop_when_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real Ctrl-C while they are busy: when it gets through, no worker is."""
+    """Ctrl-C in the wait for workers that are busy: when it gets through, none is."""
     threads = torch.get_num_threads()
     made = prepare(RECIPE)  # PyTorch may start a thread of its own
     running = threading.active_count()
@@ -214,18 +213,22 @@ def test_workers_leave_torch_as_it_was_and_stop_when_interrupted(monkeypatch: py
     assert threading.active_count() == running
     assert torch.get_num_threads() == threads
     made.round = 0  # the same clients again
-    step, busy, once = LocalTraining.step, [], [signal.SIGINT]
+    step, busy = LocalTraining.step, []
 
     def slow(*arguments: Any) -> Any:
         assert threading.current_thread() is not threading.main_thread()
         busy.append(1)
-        if once:
-            os.kill(os.getpid(), once.pop())
         time.sleep(0.3)
         busy.pop()
         return step(*arguments)
 
+    def interrupted(_: Any) -> None:
+        while not busy:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(LocalTraining, "step", slow)
+    monkeypatch.setattr(crews, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.run_round()
     assert busy == []
