@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from fedrolex.core.streams import shuffle
 from fedrolex.runs import ClientRecipe, ImagesRecipe, Recipe, prepare
 from fedrolex.runs.training import Training
-from fedrolex.streams import shuffle
 
 
 def bare(training: Training, modules: dict[int, nn.Module], round: int) -> None:

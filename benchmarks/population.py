@@ -27,10 +27,10 @@ from pathlib import Path
 import h5py  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import numpy as np
 
+from fedrolex.core.streams import sample, words
 from fedrolex.data.users import open_users
 from fedrolex.data.vocabulary import Vocabulary
-from fedrolex.fleet import Fleet
-from fedrolex.streams import sample, words
+from fedrolex.rounds.fleet import Fleet
 
 LAYOUTS = {"hdf5": "train.h5", "sqlite": "train.sqlite", "npz": "train.npz", "jsonl": "train.jsonl"}
 WORDS = tuple(f"word{number}" for number in range(1000))

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, Recipe, trace
-from fedrolex.client import LocalTraining, Slot
+from fedrolex.clients.work import LocalTraining, Slot
 from fedrolex.engines import Graph, Loop
-from fedrolex.engines.ragged import exchange, tilings
-from fedrolex.engines.ragged.cohort import Cohort
+from fedrolex.engines.gpu.ragged import exchange, tilings
+from fedrolex.engines.gpu.ragged.cohort import Cohort
 from fedrolex.models.preresnet import Plan, PreResNet
+from fedrolex.rounds.drift import Drift
 from fedrolex.runs import prepare
-from fedrolex.runs.drift import Drift
 from fedrolex.slicing import Rolling
 from fedrolex.slicing.fold import Fold
 from fedrolex.tasks.partition import Partition

@@ -11,12 +11,12 @@ from methods_shared import ONE, small, states
 from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, FedrolexError, Recipe
-from fedrolex.client import LocalTraining
+from fedrolex.clients.work import LocalTraining
 from fedrolex.methods import ServerOptimizer
 from fedrolex.methods.scaffold import Controls
+from fedrolex.rounds.intake import LATE
 from fedrolex.runs import Training, prepare
 from fedrolex.runs.controls import ControlBook
-from fedrolex.runs.intake import LATE
 
 # --- two clients with a parabola each: a = (1, 3), b = (0, 4), K = 5 full gradients of rate 0.1 ---
 

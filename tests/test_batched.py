@@ -14,8 +14,8 @@ from test_conformance import CUDA, alike, changes, training
 from test_tasks import WORDS, corpus
 
 from fedrolex import Recipe
+from fedrolex.core.errors import FedrolexError
 from fedrolex.engines import Graph, Loop, batched, out_of_memory
-from fedrolex.errors import FedrolexError
 from fedrolex.runs import Training, prepare
 
 SETTINGS = {

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from fedrolex import Classification, Examples, FedrolexError, train
-from fedrolex.client import LocalTraining
+from fedrolex.clients.work import LocalTraining
 from fedrolex.engines import Auto, Choice, Crew, Loop
 from fedrolex.engines import auto as autos
 from fedrolex.engines import crew as crews
 from fedrolex.engines import loop as loops
 from fedrolex.engines.auto import Times, choose, decide
-from fedrolex.engines.crew import first_together
+from fedrolex.engines.cpu.crew import first_together
 from fedrolex.runs import Recipe, Run, Training, prepare
 from fedrolex.runs import checkpoint as checkpoints
 from fedrolex.tasks.partition import Partition

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrolex import FedrolexError
-from fedrolex.runs.client_state import ClientStates
+from fedrolex.rounds.client_states import ClientStates
 
 
 def state(value: float) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedrolex import Recipe
 from fedrolex.engines import Crew, Engine, Graph, Loop, Stack
-from fedrolex.engines.precision import deterministic
+from fedrolex.engines.gpu.precision import deterministic
 from fedrolex.runs import Training, prepare
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from fedrolex import Axes, FedrolexError, FleetRecipe, Hints, MethodRecipe, trace
 from fedrolex.cli.costs import costs_command
-from fedrolex.costs import Cost, cost, fleet_mean, paper_rounding
 from fedrolex.models import preresnet18, word_transformer
+from fedrolex.theory.costs import Cost, cost, fleet_mean, paper_rounding
 
 CAPACITIES = ("1", "1/2", "1/4", "1/8", "1/16")
 INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")

@@ -20,8 +20,8 @@ from fedrolex.methods.fedet import Consensus, EnsembleTransfer
 from fedrolex.methods.fedgkt import KnowledgeTransfer
 from fedrolex.methods.server_round import Group, ServerRound
 from fedrolex.models.represented import TOP
+from fedrolex.rounds.intake import LATE
 from fedrolex.runs import prepare
-from fedrolex.runs.intake import LATE
 from fedrolex.runs.knowledge import GroupTraining
 
 # --- FedBE ---

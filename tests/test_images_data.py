@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from told import told
 
+from fedrolex.core.streams import shuffle
 from fedrolex.data.cifar import CIFAR10, CIFAR100, Layout, read_cifar, read_class_names
 from fedrolex.data.get import CATALOGUE, get, lacking
 from fedrolex.data.idx import SHAPES, read_idx
 from fedrolex.data.images import load_images, moments
-from fedrolex.streams import shuffle
 
 # --- CIFAR ---
 

@@ -14,8 +14,8 @@ from fedrolex.models import PreResNet, preresnet18
 from fedrolex.models.norms import Norm, collect, norm_parameters, pool, static_norms, with_statistics
 from fedrolex.runs import Training, prepare
 from fedrolex.runs.checkpoint import read
-from fedrolex.runs.measure import Measure
 from fedrolex.runs.run import Run
+from fedrolex.tasks.measure import Measure
 
 IMAGES = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedrolex import FedrolexError, Recipe
+from fedrolex.core.streams import deck
 from fedrolex.runs import prepare
-from fedrolex.streams import deck
 from fedrolex.tasks import Classification
 from fedrolex.tasks.partition import (
     Partition,

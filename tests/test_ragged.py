@@ -16,7 +16,7 @@ from test_conformance import METHODS, alike, alike_in_one_seed, changes, trainin
 from torch import Tensor
 
 from fedrolex.engines import Graph, Loop
-from fedrolex.engines.precision import use_tf32
+from fedrolex.engines.gpu.precision import use_tf32
 
 triton = pytest.importorskip("triton")
 OLD = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7)

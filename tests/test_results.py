@@ -16,8 +16,8 @@ from fedrolex.cli import train as commands
 from fedrolex.cli.app import app
 from fedrolex.cli.results import show_results
 from fedrolex.cli.train import dropped
+from fedrolex.rounds.intake import LATE
 from fedrolex.runs.compare import alternatives
-from fedrolex.runs.intake import LATE
 from fedrolex.runs.run import Run
 
 QUICK = ["task.width=4", "task.limit=200", "rounds=2", "compare=true", "device=cpu"]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from fedrolex import Classification, Examples, Recipe, trace
-from fedrolex.client import LocalTraining, Slot
+from fedrolex.clients.dropout import OwnDropout
+from fedrolex.clients.work import LocalTraining, Slot
 from fedrolex.engines import Crew, Loop
 from fedrolex.engines import rewriting as own
-from fedrolex.engines.dropout import OwnDropout
 from fedrolex.runs import prepare
 from fedrolex.slicing import Static
 from fedrolex.tasks.partition import Partition

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from fedrolex import FedrolexError, Recipe, Rolling, trace, train
 from fedrolex.cli.app import app
-from fedrolex.client import masked
+from fedrolex.clients.work import masked
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.engines import Upload
-from fedrolex.engines.loop import random_draws
+from fedrolex.engines.cpu.loop import random_draws
 from fedrolex.models import WordTransformer
 from fedrolex.runs import Training, prepare
 from fedrolex.tasks import Classification, Examples

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedrolex import FedrolexError
 from fedrolex.cli.app import app
-from fedrolex.lemmas import (
+from fedrolex.theory.lemmas import (
     asymptote,
     expected_rounds,
     harmonic,

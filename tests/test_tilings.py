@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 pytest.importorskip("triton")  # its package does not load without
 
-from fedrolex.engines.ragged import tilings
+from fedrolex.engines.gpu.ragged import tilings
 
 CHANNELS = some.lists(some.sampled_from([8, 16, 32, 64, 128, 256, 512]), min_size=1, max_size=10)
 PIXELS = some.sampled_from([160, 640, 2560, 10240, 2048, 131072])

@@ -13,10 +13,10 @@ from small import hand_made
 from torch import Tensor, nn
 
 from fedrolex import Axes, Rolling
-from fedrolex.client import LocalTraining, Slot
+from fedrolex.clients.work import LocalTraining, Slot
 from fedrolex.engines import Failure, Loop, RoundPlan, Upload
-from fedrolex.fleet import Fleet
 from fedrolex.methods import Method, fed_dropout, fedavg, fedrolex, heterofl
+from fedrolex.rounds.fleet import Fleet
 from fedrolex.runs import Recipe, Training, prepare
 from fedrolex.slicing.trace import FactoryBuilder
 from fedrolex.tasks import Classification, Examples
@@ -120,7 +120,7 @@ def test_one_client_with_all_data_is_ordinary_training() -> None:
     made = training(fedavg(WORK), "fleet.clients=1", "fleet.cohort=1", 'fleet.capacities=["1"]')
     twin = training(fedavg(WORK), "fleet.clients=1", "fleet.cohort=1", 'fleet.capacities=["1"]').model
     optimiser = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    from fedrolex.streams import shuffle
+    from fedrolex.core.streams import shuffle
 
     assert isinstance(made.task, Classification)
     rows = made.task.parts[0]
@@ -274,7 +274,7 @@ def test_a_client_past_its_deadline_is_dropped() -> None:
 
 
 def test_drift_is_zero_for_clients_that_agree_and_larger_for_those_that_do_not() -> None:
-    from fedrolex.runs.drift import Drift
+    from fedrolex.rounds.drift import Drift
     from fedrolex.slicing import WHOLE
 
     axes = hand_made({"k": 2}, {"v": ["k"]})

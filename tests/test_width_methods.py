@@ -12,7 +12,7 @@ from methods_shared import small, states, wordy
 from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, Recipe
-from fedrolex.client import Slot
+from fedrolex.clients.work import Slot
 from fedrolex.engines.narrow import Narrow
 from fedrolex.methods.fjord import OrderedDropout
 from fedrolex.runs import Training, prepare

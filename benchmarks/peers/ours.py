@@ -11,9 +11,9 @@ from work import Work, build, data, report, rows_of
 
 import fedrolex
 from fedrolex import Classification, ClientRecipe, Examples, FleetRecipe, MethodRecipe, Recipe
+from fedrolex.core.streams import shuffle
 from fedrolex.engines import Auto
 from fedrolex.runs import Training, prepare
-from fedrolex.streams import shuffle
 from fedrolex.tasks.partition import Partition
 
 

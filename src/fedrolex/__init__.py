@@ -2,9 +2,8 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from fedrolex.coverage import Coverage, coverage
-from fedrolex.errors import FedrolexError
-from fedrolex.fleet import Fleet
+from fedrolex.core.errors import FedrolexError
+from fedrolex.rounds.fleet import Fleet
 from fedrolex.runs import (
     ClientRecipe,
     EvaluationRecipe,
@@ -39,6 +38,7 @@ from fedrolex.slicing import (
     trace,
 )
 from fedrolex.tasks import Classification, Examples, NextWord, Task
+from fedrolex.theory.coverage import Coverage, coverage
 
 try:
     __version__ = version("fedrolex")

@@ -14,8 +14,8 @@ from fedrolex.cli.coverage import coverage_command
 from fedrolex.cli.data import data_app
 from fedrolex.cli.slice import slice_command
 from fedrolex.cli.train import list_command, resume_command, show_command, train_command
+from fedrolex.core.errors import FedrolexError
 from fedrolex.engines import out_of_memory
-from fedrolex.errors import FedrolexError
 
 app = typer.Typer(
     name="fedrolex",

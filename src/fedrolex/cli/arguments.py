@@ -10,8 +10,8 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from fedrolex.errors import FedrolexError
-from fedrolex.importing import resolve
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.importing import resolve
 
 INPUT = "2x3x224x224"
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\(\))?")

@@ -17,9 +17,9 @@ from fedrolex.cli.arguments import read_inputs
 from fedrolex.cli.console import console
 from fedrolex.cli.figures import check_figure, draw_costs
 from fedrolex.cli.train import AsJson, Settings, find_recipe
-from fedrolex.costs import Cost, MeanCost, cost, fleet_mean, paper_rounding
-from fedrolex.runs.task_recipe import ImagesRecipe
+from fedrolex.recipes.task_recipe import ImagesRecipe
 from fedrolex.slicing import exact, trace
+from fedrolex.theory.costs import Cost, MeanCost, cost, fleet_mean, paper_rounding
 
 # The paper's PreResNet18 with ten classes at 1, 1/2, 1/4, 1/8, 1/16, and what its table prints for the largest
 # and the smallest capacity and for the mean: parameters and FLOPs in millions, sizes in what it calls MB.

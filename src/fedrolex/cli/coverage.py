@@ -17,9 +17,9 @@ from fedrolex.cli.arguments import build_model, read_inputs
 from fedrolex.cli.console import console, share
 from fedrolex.cli.figures import check_figure, draw_coverage
 from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, node_rows, show_lemmas, show_nodes
-from fedrolex.coverage import Coverage, coverage
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing import Axes, Blocks, Random, Rolling, Scheme, Static, exact, spread, trace
+from fedrolex.theory.coverage import Coverage, coverage
 
 MODEL = "fedrolex.models:preresnet18"
 SCHEMES = ("rolling", "spread", "blocks", "static", "random")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrolex.cli.lemmas import LemmaRow, NodeRow
-from fedrolex.costs import Cost, MeanCost
-from fedrolex.errors import FedrolexError
-from fedrolex.lemmas import expected_rounds
+from fedrolex.core.errors import FedrolexError
+from fedrolex.theory.costs import Cost, MeanCost
+from fedrolex.theory.lemmas import expected_rounds
 
 COLOURS = ("#2a6fbb", "#c1762a", "#7d8c3c", "#8a5fb0", "#c94f4f")
 FORMATS = (".png", ".svg", ".pdf")

@@ -9,7 +9,8 @@ from fractions import Fraction
 from rich.console import Console
 from rich.table import Table
 
-from fedrolex.lemmas import (
+from fedrolex.slicing import width
+from fedrolex.theory.lemmas import (
     asymptote,
     expected_rounds,
     random_node_rounds,
@@ -18,7 +19,6 @@ from fedrolex.lemmas import (
     simulated_node_rounds,
     simulated_rounds,
 )
-from fedrolex.slicing import width
 
 INDICES = (2, 5, 8, 16, 64)
 TIMES = (1, 2, 3, 5)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedrolex.cli.arguments import INPUT, build_model, read_inputs
 from fedrolex.cli.console import console
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing import Axes, exact, trace
 from fedrolex.slicing.axes import KINDS
 from fedrolex.slicing.rules.contractions import SPATIAL

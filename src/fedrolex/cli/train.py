@@ -21,17 +21,17 @@ from rich.table import Table
 
 from fedrolex.cli.console import console
 from fedrolex.cli.results import draw, show_results, verdict
+from fedrolex.core.errors import FedrolexError
 from fedrolex.data.images import NAMES
-from fedrolex.errors import FedrolexError
 from fedrolex.methods.needs import TABLE, Needs
+from fedrolex.recipes.recipe import ENGINES, METHODS, TASKS, Recipe
+from fedrolex.recipes.task_recipe import TEXTS, WordsRecipe
+from fedrolex.rounds.intake import LATE
 from fedrolex.runs.compare import alternatives
-from fedrolex.runs.intake import LATE
 from fedrolex.runs.prepare import prepare
-from fedrolex.runs.recipe import ENGINES, METHODS, TASKS, Recipe
 from fedrolex.runs.run import Progress as RoundDone
 from fedrolex.runs.run import Run
 from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
-from fedrolex.runs.task_recipe import TEXTS, WordsRecipe
 from fedrolex.runs.training import Training
 
 QUICKSTART = "digits"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 
 VARINT, EIGHT, BLOCK, FOUR = 0, 1, 2, 5  # wire types
 

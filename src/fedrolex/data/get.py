@@ -17,9 +17,9 @@ from typing import cast
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.data.cifar import CIFAR10, CIFAR100, check_cifar
 from fedrolex.data.idx import FOLDER, check_fashion
-from fedrolex.errors import FedrolexError
 
 CHUNK = 2**18  # bytes read at once
 TIMEOUT = 60  # seconds without a byte

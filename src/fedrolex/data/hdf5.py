@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.data.users import TextUsers, check_user
 from fedrolex.data.vocabulary import split_tokens
-from fedrolex.errors import FedrolexError
 
 
 class Hdf5Users(TextUsers):

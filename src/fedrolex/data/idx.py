@@ -15,7 +15,7 @@ from typing import IO, cast
 import torch
 from torch import Tensor
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 
 FOLDER = "fashion-mnist"
 SHAPES = {

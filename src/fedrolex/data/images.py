@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import shuffle
 from fedrolex.data import cifar, idx
-from fedrolex.errors import FedrolexError
-from fedrolex.streams import shuffle
 
 if TYPE_CHECKING:
     from PIL import Image

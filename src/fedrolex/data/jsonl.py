@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.data.users import TextUsers, check_user
 from fedrolex.data.vocabulary import tokenize
-from fedrolex.errors import FedrolexError
 
 CHUNK = 1 << 22  # bytes looked through at once for ends of lines
 

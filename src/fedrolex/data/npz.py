@@ -18,9 +18,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.data.users import NoSentencesError, check_user
 from fedrolex.data.vocabulary import Vocabulary
-from fedrolex.errors import FedrolexError
 
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error)
 KINDS = {"tokens": "ui", "sent_ptr": "ui", "user_ptr": "ui", "users": "U", "vocab": "U"}

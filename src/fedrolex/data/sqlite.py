@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.data.example_proto import bytes_features
 from fedrolex.data.users import TextUsers, check_user
 from fedrolex.data.vocabulary import split_tokens
-from fedrolex.errors import FedrolexError
 
 SCANNED = 10_000  # users up to which looking through the whole table for one of them is put up with
 LISTING = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY client_id"

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.data.vocabulary import Vocabulary
-from fedrolex.errors import FedrolexError
 
 SPLITS = ("train", "heldout", "test")
 

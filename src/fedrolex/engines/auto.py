@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedrolex.client import Precision
+from fedrolex.clients.messages import Engine, Failure, Job, RoundPlan, Upload
+from fedrolex.clients.work import Precision
 from fedrolex.engines.choice import Choice
-from fedrolex.engines.crew import Crew
-from fedrolex.engines.engine import Engine, Failure, Job, RoundPlan, Upload
-from fedrolex.engines.loop import Loop
+from fedrolex.engines.cpu.crew import Crew
+from fedrolex.engines.cpu.loop import Loop
 from fedrolex.tasks.task import Examples
 
 CLEARLY = 0.95  # of the time, for a stack to be taken for faster

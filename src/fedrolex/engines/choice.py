@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from fedrolex.client import Precision
-from fedrolex.engines.crew import Crew
-from fedrolex.engines.engine import Engine
-from fedrolex.engines.loop import Loop
-from fedrolex.errors import FedrolexError
+from fedrolex.clients.messages import Engine
+from fedrolex.clients.work import Precision
+from fedrolex.core.errors import FedrolexError
+from fedrolex.engines.cpu.crew import Crew
+from fedrolex.engines.cpu.loop import Loop
 
 
 @dataclass(frozen=True)

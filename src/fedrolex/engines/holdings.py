@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from fedrolex.engines.engine import Failure, Job, RoundPlan, out_of_memory
-from fedrolex.engines.loop import why_failed
+from fedrolex.clients.messages import Failure, Job, RoundPlan, out_of_memory
+from fedrolex.engines.cpu.loop import why_failed
 from fedrolex.tasks.task import Examples
 
 

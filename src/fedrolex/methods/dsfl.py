@@ -16,12 +16,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError, check_numbers
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import FedrolexError, check_numbers
+from fedrolex.core.streams import sample, shuffle, words
 from fedrolex.methods.method import Method
 from fedrolex.slicing.schemes import Static
 from fedrolex.slicing.windows import Rounding
-from fedrolex.streams import sample, shuffle, words
 
 Reduction = Literal["era", "power", "none"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedrolex.client import LocalTraining
+from fedrolex.clients.work import LocalTraining
 from fedrolex.methods.fedrolex import fedrolex
 from fedrolex.methods.method import Method
 from fedrolex.slicing.schemes import Random, Scope

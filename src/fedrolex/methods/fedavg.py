@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from fedrolex.client import LocalTraining
+from fedrolex.clients.work import LocalTraining
 from fedrolex.methods.method import Method, Weighting
 from fedrolex.slicing.schemes import Static
 from fedrolex.slicing.windows import Rounding, exact

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError, check_numbers
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import FedrolexError, check_numbers
+from fedrolex.core.streams import words
 from fedrolex.methods.fedavg import fedavg
 from fedrolex.methods.method import Method
 from fedrolex.methods.server_round import AT_ONCE, Group, ServerRound
 from fedrolex.slicing.windows import Rounding
-from fedrolex.streams import words
 
 Posterior = Literal["gaussian", "released", "dirichlet"]
 Tensors = Mapping[str, Tensor]

@@ -13,8 +13,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import check_numbers
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import check_numbers
 from fedrolex.methods.method import Method
 from fedrolex.methods.server_round import Group, ServerRound, said
 from fedrolex.slicing.schemes import Static

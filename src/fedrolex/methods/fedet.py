@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import check_numbers
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import check_numbers
 from fedrolex.methods.method import Method
 from fedrolex.methods.server_round import ServerRound
 from fedrolex.models.represented import TOP

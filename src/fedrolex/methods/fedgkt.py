@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, kl_div
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import check_numbers
+from fedrolex.clients.optimizer import Memory, adam
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import check_numbers
+from fedrolex.core.streams import shuffle
 from fedrolex.methods.method import Method
-from fedrolex.optimizer import Memory, adam
 from fedrolex.slicing.schemes import Static
-from fedrolex.streams import shuffle
 
 MAPS = 16  # channels of the feature maps that travel
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from fractions import Fraction
 from math import isfinite
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import FedrolexError
 from fedrolex.methods.fedavg import fedavg
 from fedrolex.methods.method import Method
 from fedrolex.slicing.windows import Rounding

@@ -7,7 +7,7 @@ server averages each position over the clients that held it and keeps the rest.
 
 from __future__ import annotations
 
-from fedrolex.client import LocalTraining
+from fedrolex.clients.work import LocalTraining
 from fedrolex.methods.method import Method
 from fedrolex.slicing.schemes import Offset, Rolling
 from fedrolex.slicing.windows import Rounding

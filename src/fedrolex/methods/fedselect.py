@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import FedrolexError
 from fedrolex.methods.fedrolex import fedrolex
 from fedrolex.methods.method import Method
 from fedrolex.slicing.windows import Rounding

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from fedrolex.client import LocalTraining, Slot, in_precision, masked
-from fedrolex.errors import FedrolexError, check_numbers
+from fedrolex.clients.optimizer import Rate
+from fedrolex.clients.work import LocalTraining, Slot, in_precision, masked
+from fedrolex.core.errors import FedrolexError, check_numbers
 from fedrolex.methods.method import Method
-from fedrolex.optimizer import Rate
 from fedrolex.slicing.schemes import Ordered
 
 

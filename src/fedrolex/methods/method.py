@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from fedrolex.client import LocalTraining
+from fedrolex.clients.work import LocalTraining
 from fedrolex.methods.needs import TABLE, Needs
 from fedrolex.methods.server_optimizer import ServerOptimizer
 from fedrolex.methods.server_round import ServerRound

@@ -20,8 +20,8 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import FedrolexError
 from fedrolex.methods.fedavg import fedavg
 from fedrolex.methods.method import Method
 from fedrolex.slicing.windows import Rounding

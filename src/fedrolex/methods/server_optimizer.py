@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedrolex.errors import FedrolexError, check_numbers
+from fedrolex.core.errors import FedrolexError, check_numbers
 
 Kind = Literal["none", "sgd", "adam", "yogi"]
 

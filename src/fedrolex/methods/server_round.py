@@ -9,8 +9,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
+from fedrolex.core.streams import shuffle
 from fedrolex.models.norms import collect, static_norms, with_statistics
-from fedrolex.streams import shuffle
 
 AT_ONCE = 500
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 from fedrolex.models.norms import GROUPS, Norm, make_norm
 from fedrolex.slicing.trace import Hints
 

@@ -1,10 +1,10 @@
 """Runs: recipes, training, folders, checkpoints."""
 
+from fedrolex.recipes.recipe import ClientRecipe, EvaluationRecipe, FleetRecipe, MethodRecipe, Recipe
+from fedrolex.recipes.task_recipe import ImagesRecipe, PartitionRecipe, WordsRecipe
 from fedrolex.runs.api import Trained, train
 from fedrolex.runs.prepare import prepare
-from fedrolex.runs.recipe import ClientRecipe, EvaluationRecipe, FleetRecipe, MethodRecipe, Recipe
 from fedrolex.runs.run import Run
-from fedrolex.runs.task_recipe import ImagesRecipe, PartitionRecipe, WordsRecipe
 from fedrolex.runs.training import Training
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from fedrolex.recipes.recipe import Recipe
 from fedrolex.runs.prepare import prepare
-from fedrolex.runs.recipe import Recipe
 from fedrolex.runs.run import Progress, Run
 from fedrolex.slicing.axes import Axes
 from fedrolex.tasks import Task

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 
 FORMAT = "1"
 KIND = "fedrolex checkpoint"

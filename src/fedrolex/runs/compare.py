@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedrolex.runs.recipe import Recipe
-from fedrolex.runs.task_recipe import ImagesRecipe
+from fedrolex.recipes.recipe import Recipe
+from fedrolex.recipes.task_recipe import ImagesRecipe
 from fedrolex.slicing.windows import exact
 
 

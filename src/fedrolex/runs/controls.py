@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedrolex.engines import Job, RoundPlan, Upload
 from fedrolex.methods.scaffold import Controls
-from fedrolex.runs.client_state import ClientStates, State
+from fedrolex.rounds.client_states import ClientStates, State
 from fedrolex.slicing.axes import Axes
 
 SUFFIX = "control"

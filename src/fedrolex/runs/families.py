@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedrolex.methods.server_round import Group
-from fedrolex.runs.client_state import ClientStates
-from fedrolex.runs.intake import Intake
+from fedrolex.rounds.client_states import ClientStates
+from fedrolex.rounds.intake import Intake
 from fedrolex.runs.labelling import IDS, SOFT
 from fedrolex.runs.training import Training
 from fedrolex.slicing.axes import Axes

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedrolex.clients.optimizer import Memory
+from fedrolex.core.streams import sample, words
 from fedrolex.methods.fedgkt import Edge, batches
 from fedrolex.methods.server_round import said
-from fedrolex.optimizer import Memory
-from fedrolex.runs.client_state import State
-from fedrolex.runs.intake import LATE
+from fedrolex.rounds.client_states import State
+from fedrolex.rounds.intake import LATE
 from fedrolex.runs.training import Training
-from fedrolex.streams import sample, words
 from fedrolex.tasks import Classification
 
 COUNT = "@steps"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedrolex.engines import Job, Upload
 from fedrolex.methods import server_round
 from fedrolex.methods.dsfl import SoftLabels
-from fedrolex.runs.client_state import ClientStates, State
+from fedrolex.rounds.client_states import ClientStates, State
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.windows import WHOLE, Window
 

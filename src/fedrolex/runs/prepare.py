@@ -10,29 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import Mask
+from fedrolex.cli.allocator import keep_memory
+from fedrolex.clients.work import Mask
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import words
 from fedrolex.data.where import data_folder
 from fedrolex.engines import Auto, Crew, Engine, Graph, Loop, Stack
-from fedrolex.engines.allocator import keep_memory
-from fedrolex.engines.precision import use_tf32
-from fedrolex.errors import FedrolexError
-from fedrolex.fleet import Fleet
+from fedrolex.engines.gpu.precision import use_tf32
 from fedrolex.methods import Method
 from fedrolex.methods.fedgkt import MAPS
 from fedrolex.methods.needs import TABLE
 from fedrolex.models.represented import TOP
+from fedrolex.recipes.recipe import Recipe
+from fedrolex.recipes.task_recipe import WordsRecipe
+from fedrolex.rounds.fleet import Fleet
 from fedrolex.runs import checkpoint
 from fedrolex.runs.families import Families
 from fedrolex.runs.knowledge import GroupTraining
-from fedrolex.runs.recipe import Recipe
-from fedrolex.runs.task_recipe import WordsRecipe
 from fedrolex.runs.training import Training, pick_device
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
 from fedrolex.slicing.layout import refs
 from fedrolex.slicing.trace import trace
 from fedrolex.slicing.windows import exact
-from fedrolex.streams import words
 from fedrolex.tasks import Classification, Task
 
 

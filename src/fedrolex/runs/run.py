@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.engines import Auto, Choice, Graph, Loop
-from fedrolex.errors import FedrolexError
+from fedrolex.recipes.recipe import Recipe
+from fedrolex.rounds.client_states import ClientStates
 from fedrolex.runs import checkpoint
-from fedrolex.runs.client_state import ClientStates
-from fedrolex.runs.recipe import Recipe
 from fedrolex.runs.training import Training
 
 Progress = Callable[[dict[str, Any]], None]

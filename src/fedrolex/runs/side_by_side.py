@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from fedrolex.clients.dropout import has_dropout
 from fedrolex.engines import Graph, Loop
-from fedrolex.engines.dropout import has_dropout
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fedrolex.core.streams import words
 from fedrolex.methods.server_round import Group, ServerRound
-from fedrolex.runs.intake import Intake
+from fedrolex.rounds.intake import Intake
 from fedrolex.slicing.windows import Window
-from fedrolex.streams import words
 from fedrolex.tasks import Classification
 
 if TYPE_CHECKING:

@@ -15,23 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.engines import Engine, Holding, Job, RoundPlan, out_of_memory
-from fedrolex.errors import FedrolexError
-from fedrolex.fleet import Fleet
 from fedrolex.methods import Method
 from fedrolex.methods.fedselect import Selected
-from fedrolex.runs.apart import Apart
-from fedrolex.runs.client_state import ClientStates
+from fedrolex.rounds.apart import Apart
+from fedrolex.rounds.client_states import ClientStates
+from fedrolex.rounds.fleet import Fleet
+from fedrolex.rounds.intake import LATE, Intake, not_finite
 from fedrolex.runs.controls import SUFFIX, ControlBook
-from fedrolex.runs.intake import LATE, Intake, not_finite
 from fedrolex.runs.labelling import LabelBook
-from fedrolex.runs.measure import Measure
 from fedrolex.runs.teaching import Teaching
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.capture import one_line
 from fedrolex.slicing.schemes import Select
 from fedrolex.slicing.windows import WHOLE, Window
 from fedrolex.tasks import Classification, Task
+from fedrolex.tasks.measure import Measure
 
 
 @dataclass

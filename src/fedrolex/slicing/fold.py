@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.layout import Layout, refs
 from fedrolex.slicing.links import Links

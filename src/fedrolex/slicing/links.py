@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.windows import Run, Window, exact
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from fedrolex.core.streams import shuffle
 from fedrolex.slicing.axes import Axes, Axis
 from fedrolex.slicing.layout import Ref
 from fedrolex.slicing.schemes import Random
 from fedrolex.slicing.windows import Span, Window, exact, pick
-from fedrolex.streams import shuffle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from functools import cache, lru_cache
 from math import isqrt
 from typing import Literal
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import sample
 from fedrolex.slicing.axes import Axes, Axis
 from fedrolex.slicing.links import Links
 from fedrolex.slicing.windows import Pick, Rounding, Run, Span, Window, exact, pick, width
-from fedrolex.streams import sample
 
 
 @dataclass(frozen=True, kw_only=True)

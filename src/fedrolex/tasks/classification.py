@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import Mask, masked
-from fedrolex.errors import FedrolexError
-from fedrolex.streams import sample, shuffle
+from fedrolex.clients.work import Mask, masked
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import sample, shuffle
 from fedrolex.tasks.partition import Partition
 from fedrolex.tasks.pixels import Pixels
 from fedrolex.tasks.task import Examples, Task

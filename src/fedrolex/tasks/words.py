@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import deck, shuffle
 from fedrolex.data.users import NoSentencesError, TextUsers, Users
 from fedrolex.data.vocabulary import PAD, Vocabulary, encode
-from fedrolex.errors import FedrolexError
-from fedrolex.streams import deck, shuffle
 from fedrolex.tasks.task import Examples, Task
 
 COUNTED = 10_000  # users whose words are counted for a vocabulary, at most

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from triton import AsyncCompileMode
 
-from fedrolex.client import LocalTraining, Precision
-from fedrolex.engines.ragged import convolution_kernels, norm_kernels, step_kernels, tilings
-from fedrolex.engines.ragged.buffers import ALIGN, Parameters, Values, begins, padded
-from fedrolex.engines.ragged.tilings import Tiling, power
+from fedrolex.clients.work import LocalTraining, Precision
+from fedrolex.engines.gpu.ragged import convolution_kernels, norm_kernels, step_kernels, tilings
+from fedrolex.engines.gpu.ragged.buffers import ALIGN, Parameters, Values, begins, padded
+from fedrolex.engines.gpu.ragged.tilings import Tiling, power
 from fedrolex.models.preresnet import PreResNet
 
 SIZE = 4096  # parameters a program of the optimiser

@@ -22,14 +22,14 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.client import Precision, in_precision
-from fedrolex.engines.captured import captured
-from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload, out_of_memory
+from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload, out_of_memory
+from fedrolex.clients.optimizer import Memory
+from fedrolex.clients.work import Precision, in_precision
+from fedrolex.core.streams import shuffle, words
+from fedrolex.engines.cpu.loop import random_draws
+from fedrolex.engines.cpu.stack import clip_each
+from fedrolex.engines.gpu.captured import captured
 from fedrolex.engines.holdings import holdings
-from fedrolex.engines.loop import random_draws
-from fedrolex.engines.stack import clip_each
-from fedrolex.optimizer import Memory
-from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples, Task
 
 PLACES = 16  # clients in one step, at most

@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import Any
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 
 
 def resolve(path: str) -> Any:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import Precision, Slot
-from fedrolex.engines.dropout import OwnDropout, has_dropout
-from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
+from fedrolex.clients.dropout import OwnDropout, has_dropout
+from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
+from fedrolex.clients.work import Precision, Slot
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import shuffle, words
 from fedrolex.engines.narrow import Narrow
-from fedrolex.errors import FedrolexError
 from fedrolex.slicing.capture import one_line
-from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples
 
 

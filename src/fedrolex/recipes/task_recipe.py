@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedrolex.client import Mask
+from fedrolex.clients.work import Mask
+from fedrolex.core.errors import FedrolexError
 from fedrolex.data.get import find_source, lacking
 from fedrolex.data.images import ImageSet, load_images
 from fedrolex.data.users import Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
-from fedrolex.errors import FedrolexError
-from fedrolex.fleet import Fleet
 from fedrolex.models import VGG, ConvNet, LeNet, ResNet, WordTransformer, preresnet18, preresnet34
 from fedrolex.models.represented import Represented
-from fedrolex.runs.decode import one_of
+from fedrolex.recipes.decode import one_of
+from fedrolex.rounds.fleet import Fleet
 from fedrolex.slicing.windows import exact
 from fedrolex.tasks.classification import Classification
 from fedrolex.tasks.partition import (

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedrolex.client import LocalTraining
+from fedrolex.clients.work import LocalTraining
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.windows import Window
 from fedrolex.tasks.task import Task
@@ -113,7 +113,7 @@ class Averaged:
 
     Attributes:
         state: by name.
-        drift: how far the clients of each capacity drifted, see :mod:`fedrolex.runs.drift`.
+        drift: how far the clients of each capacity drifted, see :mod:`fedrolex.rounds.drift`.
         finite: whether all values are, where the engine has looked.
     """
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.engines import Averaged, Averaging, Failure, RoundPlan, Upload
-from fedrolex.errors import FedrolexError
-from fedrolex.runs.apart import Folds
-from fedrolex.runs.drift import Drift
+from fedrolex.rounds.apart import Folds
+from fedrolex.rounds.drift import Drift
 from fedrolex.slicing.fold import Rows
 
 if TYPE_CHECKING:

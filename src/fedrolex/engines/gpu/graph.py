@@ -18,19 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from fedrolex.client import Precision, Slot, in_precision
-from fedrolex.engines.batched import Batched
-from fedrolex.engines.captured import CAPTURING, captured
-from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload, out_of_memory
+from fedrolex.clients.messages import Averaged, Failure, Job, RoundPlan, Upload, out_of_memory
+from fedrolex.clients.optimizer import Memory
+from fedrolex.clients.work import Precision, Slot, in_precision
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import shuffle, words
+from fedrolex.engines.cpu.loop import Loop, random_draws, why_failed
+from fedrolex.engines.gpu.batched import Batched
+from fedrolex.engines.gpu.captured import CAPTURING, captured
 from fedrolex.engines.holdings import holdings
-from fedrolex.engines.loop import Loop, random_draws, why_failed
-from fedrolex.errors import FedrolexError
-from fedrolex.optimizer import Memory
-from fedrolex.streams import shuffle, words
 from fedrolex.tasks.task import Examples
 
 try:
-    from fedrolex.engines.ragged import Ragged
+    from fedrolex.engines.gpu.ragged import Ragged
 except ImportError:  # no Triton on this machine
     Ragged = None  # type: ignore[assignment,misc]
 

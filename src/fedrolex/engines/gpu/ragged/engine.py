@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import LocalTraining, Precision
-from fedrolex.engines.captured import captured
-from fedrolex.engines.engine import Averaged, Failure, Job, RoundPlan, Upload, out_of_memory
-from fedrolex.engines.loop import random_draws
-from fedrolex.engines.ragged.cohort import Cohort, takes
-from fedrolex.engines.ragged.exchange import Exchange, plain
+from fedrolex.clients.messages import Averaged, Failure, Job, RoundPlan, Upload, out_of_memory
+from fedrolex.clients.work import LocalTraining, Precision
+from fedrolex.core.streams import shuffle
+from fedrolex.engines.cpu.loop import random_draws
+from fedrolex.engines.gpu.captured import captured
+from fedrolex.engines.gpu.ragged.cohort import Cohort, takes
+from fedrolex.engines.gpu.ragged.exchange import Exchange, plain
 from fedrolex.models.preresnet import PreResNet
 from fedrolex.slicing.windows import Window
-from fedrolex.streams import shuffle
 from fedrolex.tasks.classification import Classification
 from fedrolex.tasks.task import Task
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
 from fedrolex.slicing.schemes import Scheme

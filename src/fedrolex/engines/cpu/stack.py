@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedrolex.client import LocalTraining, Precision, in_precision
-from fedrolex.engines.dropout import OwnDropout
-from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
-from fedrolex.engines.loop import Loop, random_draws, why_failed
-from fedrolex.optimizer import Memory
-from fedrolex.streams import shuffle
+from fedrolex.clients.dropout import OwnDropout
+from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
+from fedrolex.clients.optimizer import Memory
+from fedrolex.clients.work import LocalTraining, Precision, in_precision
+from fedrolex.core.streams import shuffle
+from fedrolex.engines.cpu.loop import Loop, random_draws, why_failed
 from fedrolex.tasks.task import Examples, Task
 
 Shape = tuple[object, ...]

@@ -14,9 +14,9 @@ from math import floor
 
 import numpy as np
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import deck, shuffle, uniform, words
 from fedrolex.slicing.windows import exact
-from fedrolex.streams import deck, shuffle, uniform, words
 
 
 @dataclass(frozen=True)

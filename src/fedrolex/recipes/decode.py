@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing.capture import one_line
 
 

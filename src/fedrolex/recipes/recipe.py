@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from fedrolex.client import LocalTraining
-from fedrolex.errors import FedrolexError
-from fedrolex.fleet import Fleet
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import FedrolexError
 from fedrolex.methods import (
     Method,
     ServerOptimizer,
@@ -36,11 +35,12 @@ from fedrolex.methods.feddf import EnsembleDistillation
 from fedrolex.methods.fedet import EnsembleTransfer
 from fedrolex.methods.fedgkt import KnowledgeTransfer
 from fedrolex.methods.needs import TABLE
-from fedrolex.runs.decode import from_plain, one_of, read_yaml
-from fedrolex.runs.measure import Measure
-from fedrolex.runs.task_recipe import ImagesRecipe, WordsRecipe
+from fedrolex.recipes.decode import from_plain, one_of, read_yaml
+from fedrolex.recipes.task_recipe import ImagesRecipe, WordsRecipe
+from fedrolex.rounds.fleet import Fleet
 from fedrolex.slicing.schemes import Rolling, spread
 from fedrolex.slicing.windows import exact
+from fedrolex.tasks.measure import Measure
 
 FORMAT = 1
 METHODS = tuple(TABLE)
@@ -257,7 +257,7 @@ class MethodRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRecipe:
-    """What a client does; see :class:`fedrolex.client.LocalTraining`."""
+    """What a client does; see :class:`fedrolex.clients.work.LocalTraining`."""
 
     epochs: int = 1
     batch: int = 16

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.schemes import Static

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedrolex.errors import FedrolexError
-from fedrolex.optimizer import Memory, Rate, adam, sgd
+from fedrolex.clients.optimizer import Memory, Rate, adam, sgd
+from fedrolex.core.errors import FedrolexError
 
 if TYPE_CHECKING:
     from fedrolex.engines.narrow import Narrow

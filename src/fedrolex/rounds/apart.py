@@ -12,8 +12,8 @@ from fractions import Fraction
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedrolex.core.errors import FedrolexError
 from fedrolex.engines import Job
-from fedrolex.errors import FedrolexError
 from fedrolex.models.norms import norm_parameters
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.fold import Fold, Normaliser, Rows

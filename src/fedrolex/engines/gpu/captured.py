@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedrolex.engines.precision import tried_convolutions
+from fedrolex.engines.gpu.precision import tried_convolutions
 
 WARM_UP = 3
 CAPTURING = threading.Lock()  # whoever begins to capture waits for the whole device

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
 
 BUCKETS = 1000
 State = dict[str, Tensor]

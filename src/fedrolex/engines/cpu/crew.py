@@ -18,12 +18,12 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fedrolex.client import Precision, Slot
-from fedrolex.engines.dropout import OwnDropout
-from fedrolex.engines.engine import Failure, Job, RoundPlan, Upload
-from fedrolex.engines.loop import Loop, stream_seed
+from fedrolex.clients.dropout import OwnDropout
+from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
+from fedrolex.clients.work import Precision, Slot
+from fedrolex.engines.cpu.loop import Loop, stream_seed
+from fedrolex.engines.cpu.stack import Stack, Unit
 from fedrolex.engines.rewriting import rewrite
-from fedrolex.engines.stack import Stack, Unit
 
 ROOM = 2**30  # bytes of updates kept at once
 BASE = 200_000  # what a step costs beside its parameters, in parameters
@@ -112,7 +112,7 @@ class Crew:
         model: the server's model, to cut sub-models from; its weights are not used.
         precision: of the forward and backward pass.
         workers: how many; None is one for each of torch's threads, which they share out evenly.
-        stacked: capacities whose clients are stacked (see :class:`~fedrolex.engines.stack.Stack`); None is all.
+        stacked: capacities whose clients are stacked (see :class:`~fedrolex.engines.cpu.stack.Stack`); None is all.
         fewest, most: clients in one stack.
         room: bytes of updates kept at once; a cohort that has more is trained in waves.
     """

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrolex.engines.ragged.cohort import Cohort
-from fedrolex.engines.ragged.exchange_kernels import deal, merge
-from fedrolex.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError
+from fedrolex.engines.gpu.ragged.cohort import Cohort
+from fedrolex.engines.gpu.ragged.exchange_kernels import deal, merge
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.layout import Fixed, Ref
 from fedrolex.slicing.windows import Window

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, random streams, finding things by name."""

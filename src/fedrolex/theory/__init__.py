@@ -1,0 +1,1 @@
+"""What can be known without training: coverage, costs, the lemmas of the paper."""
