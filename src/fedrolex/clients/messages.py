@@ -1,183 +1,159 @@
-"""What an engine is asked, and what it answers."""
+"""What a client is asked in a round, and what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedrolex.clients.work import LocalTraining
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.windows import Window
 from fedrolex.tasks.task import Task
 
+if TYPE_CHECKING:
+    from fedrolex.clients.work import LocalTraining
 
-@dataclass(frozen=True)
-class Job:
-    """One client's work in one round.
+MODEL = "model"
+"""The name of a run's main network, and of the section of the server's state with its tensors."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A model that clients train, whole or in parts.
 
     Attributes:
-        client: its number.
-        capacity: what it trains, as a part of the server's model.
-        window: which nodes.
-        own: whole tensors that stand in for the server's of the same name: what its capacity keeps apart.
-        correction: added to its gradients, by parameter, in the shapes of the window; none where it is empty.
-        part: of its work that it does; a straggler does less than all.
-        narrower: windows inside its own that it also trains, and the whole tensors these keep apart, by width.
+        module: sub-models are cut from it; its own weights are of no meaning.
+        axes: of the module.
+    """
+
+    module: nn.Module
+    axes: Axes
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One piece of work for one client in one round; a client may have several, under different names.
+
+    Attributes:
+        client: the client's number.
+        capacity: how much of the network the client trains.
+        window: which nodes of the network the client trains.
+        network: the name of the network.
+        sections: the sections of the server's state that hold the network's tensors for this client. Where two
+            sections have a tensor of the same name, the later section's counts; the answer goes back to it, too.
+        name: tells the jobs of one client apart; empty where a client has one job.
+        part: how much of its steps the client does; a straggler does less than 1.
+        sent: what else the server sends: tensors by purpose and name.
+        kept: what the client kept from earlier rounds; None at first.
     """
 
     client: int
     capacity: Fraction
     window: Window
-    own: Mapping[str, Tensor] = field(default_factory=dict)
-    correction: Mapping[str, Tensor] = field(default_factory=dict)
+    network: str = MODEL
+    sections: tuple[str, ...] = (MODEL,)
+    name: str = ""
     part: float = 1.0
-    narrower: Mapping[Fraction, tuple[Window, Mapping[str, Tensor]]] = field(default_factory=dict)
+    sent: Mapping[str, Tensors] = field(default_factory=dict)
+    kept: Tensors | None = None
 
     @property
-    def source(self) -> tuple[Window, int]:
-        """What its part is cut from: jobs of one source receive the same tensors."""
-        return self.window, id(self.own) if self.own else 0
+    def key(self) -> tuple[int, str]:
+        """Identifies the job in its round."""
+        return self.client, self.name
+
+    @property
+    def source(self) -> tuple[str, Window, tuple[str, ...]]:
+        """Jobs of one source receive the same tensors."""
+        return self.network, self.window, self.sections
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RoundPlan:
     """The client work of one round.
 
     Attributes:
         round: counted from 0.
-        seed: of the run; streams are keyed by it, their purpose, the round and the client.
-        axes: of the server's model.
-        state: the server's tensors.
+        seed: of the run; random streams are keyed by the seed, their purpose, the round and the client.
+        networks: what is trained, by name.
+        tensors: the server's tensors by section and name.
         task: data and loss.
-        client: what each client does.
+        work: what each client does.
         jobs: in the order of client numbers.
         deadline: seconds a client may take, checked between steps; None is no limit.
         tell_labels: whether clients say which classes they hold.
-        upcoming: gives the jobs of the next round, without what is ``own``: an engine that waits for its device may
-            use the time to get ready for them.
+        upcoming: gives the jobs of the next round, without what is sent: an engine that waits for its device may
+            use the time to read the data of those clients.
     """
 
     round: int
     seed: int
-    axes: Axes
-    state: Mapping[str, Tensor]
+    networks: Mapping[str, Network]
+    tensors: Mapping[str, Tensors]
     task: Task
-    client: LocalTraining
+    work: LocalTraining
     jobs: Sequence[Job]
     deadline: float | None = None
     tell_labels: bool = False
     upcoming: Callable[[], Sequence[Job]] = list
 
+    def axes(self, job: Job) -> Axes:
+        """The axes of the job's network."""
+        return self.networks[job.network].axes
+
+    def whole(self, job: Job) -> dict[str, Tensor]:
+        """The whole tensors that the job's part is cut from."""
+        return {name: tensor for section in job.sections for name, tensor in self.tensors[section].items()}
+
+    def received(self, job: Job) -> dict[str, Tensor]:
+        """The job's part of the server's tensors, in the shapes of its window."""
+        return self.axes(job).take(self.whole(job), job.window)
+
+    def widths(self, job: Job) -> tuple[tuple[str, int], ...]:
+        """The width of every axis of the job's network: what the shapes of its tensors depend on."""
+        return tuple(self.axes(job).widths(job.window).items())
+
     @property
-    def plain(self) -> bool:
-        """Whether everyone does all of the same plain steps: no deadline, no stragglers, one width, weights told."""
-        one = not self.client.gradient and not self.client.widths
-        return one and self.deadline is None and all(job.part == 1 for job in self.jobs)
+    def uninterrupted(self) -> bool:
+        """Whether every client does all of its steps: no deadline, no stragglers."""
+        return self.deadline is None and all(job.part == 1 for job in self.jobs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Upload:
-    """What a client sends back; the tensors are only good until the next answer is asked for.
+    """A client's answer to a job; its tensors are only good until the engine is asked for the next answer.
 
     Attributes:
-        job: what it was asked.
+        job: what the client was asked.
         tensors: the window's part of every tensor, trained.
-        examples: how many it trained on.
-        loss: mean over its steps.
-        steps: how many.
-        labels: the classes it holds, where it was asked.
-        finite: whether all its values are, where the engine has looked.
-        gradient: of the received model, mean over its examples, by parameter, where it was asked.
-        narrower: what the windows inside keep apart, in their shapes, by width.
+        examples: how many examples the client trained on.
+        loss: mean over the steps.
+        steps: how many steps the client did.
+        labels: the classes the client holds, where the plan asks for them.
+        finite: whether all values are finite, where the engine has looked.
+        sent: what else the client sends: tensors by name.
+        kept: what the client keeps for its next rounds, if this round counts; None keeps what there was.
     """
 
     job: Job
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
     examples: int
     loss: float
     steps: int
     labels: Sequence[int] | None = None
     finite: bool | None = None
-    gradient: Mapping[str, Tensor] | None = None
-    narrower: Mapping[Fraction, Mapping[str, Tensor]] = field(default_factory=dict)
+    sent: Tensors = field(default_factory=dict)
+    kept: Tensors | None = None
 
 
-@dataclass(frozen=True)
-class Averaged:
-    """The server's new tensors.
-
-    Attributes:
-        state: by name.
-        drift: how far the clients of each capacity drifted, see :mod:`fedrolex.rounds.drift`.
-        finite: whether all values are, where the engine has looked.
-    """
-
-    state: Mapping[str, Tensor]
-    drift: Mapping[str, float]
-    finite: bool | None = None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Failure:
-    """A client that did not make it, and why, in one line."""
+    """A job that came to nothing, and why, in one line."""
 
     job: Job
     why: str
-
-
-class Engine(Protocol):
-    """Runs the client work of one cohort.
-
-    Attributes:
-        together: uploads stay good until the next round, so that those of one window can be folded at once.
-    """
-
-    @property
-    def together(self) -> bool: ...
-
-    def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
-        """One answer a job, in the order of the jobs."""
-        ...
-
-
-@runtime_checkable
-class Averaging(Engine, Protocol):
-    """An engine that can average a round's uploads where they lie."""
-
-    def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
-        """The selective average by position; classes count for clients that hold them where ``label_axis`` is given.
-
-        None where this round's uploads do not allow it.
-        """
-        ...
-
-
-@runtime_checkable
-class Holding(Engine, Protocol):
-    """An engine that holds memory of the device from round to round."""
-
-    def release(self) -> bool:
-        """Give it back, and say whether there was any; the next round takes what it needs anew.
-
-        Uploads that are still held keep their memory.
-        """
-        ...
-
-
-FULL = ("out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "can't allocate memory")
-
-
-def out_of_memory(failure: BaseException | None) -> bool:
-    """Whether memory ran out, in PyTorch, in a library below it or in the driver: that is the failure or led to it."""
-    while failure is not None:
-        if isinstance(failure, torch.OutOfMemoryError):
-            return True
-        if isinstance(failure, RuntimeError) and any(words in str(failure) for words in FULL):
-            return True
-        failure = failure.__cause__ or failure.__context__
-    return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,15 +19,13 @@ class Memory:
         first: velocity (SGD) or mean gradient (Adam), one for each parameter.
         second: mean squared gradient (Adam).
         count: steps done, a number on the device.
-        received: the parameters a round began with, where they are asked for.
-        correction: added to every gradient of the round, where there is one.
+        constants: what the steps of a round read, by name, one tensor for each parameter.
     """
 
     first: list[Tensor]
     second: list[Tensor]
     count: Tensor
-    received: list[Tensor] = field(default_factory=list)
-    correction: list[Tensor] = field(default_factory=list)
+    constants: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of(parameters: Sequence[Tensor]) -> Memory:
@@ -42,33 +40,25 @@ class Memory:
         *,
         means: bool = True,
         squares: bool = True,
-        receive: bool = False,
-        correction: Sequence[Tensor] = (),
+        constants: Mapping[str, Sequence[Tensor]] | None = None,
     ) -> None:
-        """A new round from these parameters; tensors stay where they are, so a captured step reads the new ones.
+        """A new round; tensors stay where they are, so that a captured step reads the new values.
 
         Args:
             parameters: as received.
             means, squares: whether ``first`` and ``second`` are used at all; those that are not stay zero.
-            receive: keep the parameters.
-            correction: of the gradients.
+            constants: copied into tensors that are made the first time.
         """
         if means:
             torch._foreach_zero_(self.first)
         if squares:
             torch._foreach_zero_(self.second)
         self.count.zero_()
-        if receive:
-            _keep(self.received, [p.detach() for p in parameters])
-        _keep(self.correction, correction)
-
-
-def _keep(kept: list[Tensor], values: Sequence[Tensor]) -> None:
-    """Values into tensors that are made the first time."""
-    if not kept:
-        kept.extend(value.clone() for value in values)
-    elif values:
-        torch._foreach_copy_(kept, list(values))
+        for name, values in (constants or {}).items():
+            if name in self.constants:
+                torch._foreach_copy_(self.constants[name], list(values))
+            else:
+                self.constants[name] = [value.detach().clone() for value in values]
 
 
 Rate = float | Tensor | list[Tensor]

@@ -1,89 +1,29 @@
-"""What a client does with its sub-model: start, step, and what it sends back.
+"""What a client does with its sub-model: before training, one step, and what it sends back.
 
-The three are functions of the slot's tensors, the batch and numbers that are fixed for the round. A step
-changes the slot's tensors in place, reads nothing back to the host, and has shapes that depend on the widths
-alone, so an engine may run it eagerly, compile it, or capture it once and replay it for every round.
+A subclass changes a hook; an engine runs what it knows of a class and refuses the rest (:attr:`LocalTraining.changed`
+says which hooks a class changes). Steps change the slot's tensors in place, read nothing back to the host, and have
+shapes that depend on the widths alone: an engine may run a step eagerly, for many clients at once, or capture it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, isfinite
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedrolex.clients.optimizer import Memory, Rate, adam, sgd
+from fedrolex.clients.slot import Slot
+from fedrolex.clients.visit import Visit
 from fedrolex.core.errors import FedrolexError
+from fedrolex.tasks.masking import Mask, masked
 
-if TYPE_CHECKING:
-    from fedrolex.engines.narrow import Narrow
-    from fedrolex.engines.rewriting import Descent
-
-Mask = Literal["none", "zero", "neg_inf"]
-Precision = Literal["fp32", "tf32", "bf16"]
 Optimizer = Literal["sgd", "adam"]
-
-
-def masked(scores: Tensor, held: Tensor, mask: Mask) -> Tensor:
-    """Scores with those of classes the client does not hold taken out.
-
-    Args:
-        scores: ``(…, classes)``.
-        held: bool ``(classes,)``.
-        mask: ``zero`` puts 0 in their place, as HeteroFL and FedRolex do (an absent class still has weight
-            e⁰ in the softmax, and wins where all present ones are negative); ``neg_inf`` removes them.
-    """
-    if mask == "none":
-        return scores
-    return torch.where(held, scores, 0.0 if mask == "zero" else -torch.inf)
-
-
-def in_precision(forward: Callable[[Tensor], Tensor], x: Tensor, precision: Precision) -> Tensor:
-    """Scores of a model that is run in a precision; they themselves are not of a lower one than float32."""
-    if precision != "bf16":
-        return forward(x)
-    with torch.autocast(x.device.type, dtype=torch.bfloat16):
-        low = forward(x)
-    return low.float()
-
-
-@dataclass
-class Slot:
-    """A sub-model and the optimiser's memory, used again for every client of the same widths.
-
-    Attributes:
-        module: the sub-model.
-        precision: ``bf16`` runs it in bfloat16, its parameters stay as they are.
-        descent: layers that can take their own steps, if there are any.
-        narrower, drawn: models of the first nodes of it, and the one to train the next batch at.
-    """
-
-    module: nn.Module
-    precision: Precision = "fp32"
-    descent: Descent | None = None
-    names: list[str] = field(init=False)
-    parameters: list[Tensor] = field(init=False)
-    memory: Memory = field(init=False)
-    narrower: dict[Fraction, Narrow] = field(default_factory=dict)
-    drawn: Narrow | None = None
-
-    def scores(self, x: Tensor) -> Tensor:
-        """What the sub-model says, in its parameters' precision."""
-        return in_precision(self.module, x, self.precision)
-
-    def __post_init__(self) -> None:
-        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self.names, self.parameters = list(trained), list(trained.values())
-        self.memory = Memory.of(self.parameters)
-
-    def parameters_but(self, names: Collection[str]) -> list[Tensor]:
-        """What is trained, without some."""
-        return [p for name, p in zip(self.names, self.parameters, strict=True) if name not in names]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +41,6 @@ class LocalTraining:
         milestones: rounds from which the rate is ``decay`` times smaller again.
         decay: factor at each milestone.
         mask: what the loss does with the scores of classes the client does not hold; see :func:`masked`.
-        proximal: μ of FedProx: the gradient of μ/2 · ‖w − received‖² is part of every gradient.
-        gradient: also tell the mean gradient of the received model over all examples.
-        widths: that batches are trained at; see :mod:`fedrolex.methods.fjord`.
     """
 
     epochs: int = 1
@@ -116,20 +53,20 @@ class LocalTraining:
     milestones: Sequence[int] = ()
     decay: float = 0.1
     mask: Mask = "none"
-    proximal: float = 0.0
-    gradient: bool = False
-    widths: Sequence[Fraction] = ()
+
+    constants: ClassVar[tuple[str, ...]] = ()
+    """Names of what :meth:`before` puts into ``visit.constants`` for :meth:`pull` and :meth:`correct` to read."""
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0), ("proximal", 0)):
+        for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
             if getattr(self, name) < low:
                 raise FedrolexError(f"client.{name} is {getattr(self, name)}: give at least {low}")
         for name in ("lr", "clip", "decay"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and isfinite(value)):
                 raise FedrolexError(f"client.{name} is {value}: give a number above 0")
-        if not all(isfinite(each) for each in (self.momentum, self.weight_decay, self.proximal)):
-            raise FedrolexError("client.momentum, client.weight_decay and method.mu must be finite")
+        if not (isfinite(self.momentum) and isfinite(self.weight_decay)):
+            raise FedrolexError("client.momentum and client.weight_decay must be finite")
         if self.momentum >= 1:
             raise FedrolexError(f"client.momentum is {self.momentum}: give 0 or more, below 1")
         if any(milestone < 0 for milestone in self.milestones):
@@ -139,6 +76,61 @@ class LocalTraining:
         if self.mask not in get_args(Mask):
             raise FedrolexError(f"client.mask is {self.mask!r}: use one of {', '.join(get_args(Mask))}")
 
+    @cached_property
+    def changed(self) -> frozenset[str]:
+        """Names of the methods that this class defines otherwise than :class:`LocalTraining`."""
+        plain = {name for name, value in vars(LocalTraining).items() if callable(value) and not name.startswith("_")}
+        return frozenset(name for name in plain if getattr(type(self), name) is not getattr(LocalTraining, name))
+
+    # --- hooks: a client's round ---
+
+    def before(self, visit: Visit) -> None:
+        """Get ready, before any step: may replace ``visit.received`` and fill ``visit.constants``."""
+
+    def train(self, visit: Visit, slot: Slot) -> None:
+        """All steps of a client, one after the other, in a slot loaded with ``visit.received``."""
+        self.start(slot, visit)
+        held, rate = visit.held(self.mask), self.rate(visit.plan.round)
+        total: Tensor | None = None
+        for x, y in visit.batches(self.epochs, self.batch, self.steps(len(visit.examples), visit.job.part)):
+            loss = self.step(slot, x, y, visit.plan.task.loss, rate, held)
+            total = loss if total is None else total + loss
+            visit.steps += 1
+        visit.loss = float("nan") if total is None else float(total) / visit.steps
+
+    def after(self, visit: Visit) -> None:
+        """Look at ``visit.trained``; may fill ``visit.sent`` (for the server) and ``visit.kept`` (for later rounds)."""
+
+    # --- hooks: a step ---
+
+    def step(self, slot: Slot, x: Tensor, y: Tensor, loss: Loss, rate: Rate, held: Tensor | None = None) -> Tensor:
+        """One batch; returns its loss, still on the device.
+
+        Args:
+            slot: what is trained, in place.
+            x, y: inputs and targets.
+            loss: of (scores, targets), the mean over a batch.
+            rate: learning rate; a tensor is read anew by a captured step.
+            held: marks the client's classes, for ``mask``.
+        """
+        value = self.objective(slot.scores(x), y, loss, held)
+        gradients = list(torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True))
+        with torch.no_grad():
+            self.move(slot.parameters, gradients, slot.memory, rate)
+        return value.detach()
+
+    def objective(self, scores: Tensor, y: Tensor, loss: Loss, held: Tensor | None) -> Tensor:
+        """What a step makes smaller."""
+        return loss(scores if held is None else masked(scores, held, self.mask), y)
+
+    def pull(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
+        """Change gradients in place before they are clipped."""
+
+    def correct(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
+        """Change gradients in place after clipping and weight decay, right before the optimiser."""
+
+    # --- numbers of a round ---
+
     def rate(self, round: int) -> float:
         """The learning rate of a round."""
         return float(self.lr * self.decay ** sum(round >= milestone for milestone in self.milestones))
@@ -147,63 +139,20 @@ class LocalTraining:
         """How many steps a client takes; a straggler only does a part of them, at least one."""
         return max(1, ceil(part * self.epochs * -(-examples // self.batch)))
 
-    def start(self, slot: Slot, correction: Mapping[str, Tensor] | None = None) -> None:
-        """Make ready: the sub-model is loaded, the optimiser remembers nothing; gradients may be corrected."""
+    # --- the optimiser ---
+
+    def start(self, slot: Slot, visit: Visit) -> None:
+        """Make a loaded slot ready for the first step: the optimiser remembers nothing."""
         slot.module.train()
-        self.begin(slot.memory, slot.parameters, [correction[name] for name in slot.names] if correction else ())
+        constants = {what: [values[name] for name in slot.names] for what, values in visit.constants.items()}
+        self.begin(slot.memory, slot.parameters, constants)
 
-    def begin(self, memory: Memory, parameters: Sequence[Tensor], correction: Sequence[Tensor] = ()) -> None:
-        """The optimiser remembers nothing but what it needs of the received parameters."""
+    def begin(
+        self, memory: Memory, parameters: Sequence[Tensor], constants: Mapping[str, Sequence[Tensor]] | None = None
+    ) -> None:
+        """The optimiser remembers nothing but the round's constants."""
         adam = self.optimizer == "adam"
-        memory.begin(
-            parameters,
-            means=adam or self.momentum > 0,
-            squares=adam,
-            receive=self.proximal > 0,
-            correction=correction,
-        )
-
-    def step(
-        self,
-        slot: Slot,
-        x: Tensor,
-        y: Tensor,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        rate: Rate,
-        held: Tensor | None = None,
-    ) -> Tensor:
-        """One batch; returns its loss, still on the device.
-
-        ``held`` marks the client's classes, for ``mask``; ``rate`` may be a tensor, which a captured step reads anew.
-        """
-        value = self.objective(slot.scores(x), y, loss, held)
-        parameters = slot.parameters
-        going: AbstractContextManager[None] = nullcontext()
-        if slot.descent is not None and isinstance(rate, float) and self.plain(slot.memory):
-            parameters = slot.parameters_but(slot.descent.weights)
-            going = slot.descent.going(rate, self.weight_decay)
-        with going:
-            gradients = list(torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True))
-        with torch.no_grad():
-            self.move(parameters, gradients, slot.memory, rate)
-        return value.detach()
-
-    def plain(self, memory: Memory) -> bool:
-        """Whether a step is the rate times the gradient and the weight decay, tensor by tensor."""
-        return self.optimizer == "sgd" and not (
-            self.momentum or self.clip is not None or self.proximal or memory.correction
-        )
-
-    def objective(
-        self, scores: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor], held: Tensor | None
-    ) -> Tensor:
-        """What a step makes smaller."""
-        return loss(scores if held is None else masked(scores, held, self.mask), y)
-
-    def pull(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
-        """Add FedProx's part of the gradients, in place."""
-        if self.proximal:
-            torch._foreach_add_(gradients, torch._foreach_sub(parameters, memory.received), alpha=self.proximal)
+        memory.begin(parameters, means=adam or self.momentum > 0, squares=adam, constants=constants or {})
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: Rate) -> None:
         """Change parameters and the optimiser's memory in place, by gradients that are used up."""
@@ -214,11 +163,10 @@ class LocalTraining:
         self.descend(parameters, gradients, memory, rate)
 
     def descend(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: Rate) -> None:
-        """The same, by gradients that are pulled and clipped."""
+        """The part of :meth:`move` after clipping."""
         if self.weight_decay:
             torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
-        if memory.correction:
-            torch._foreach_add_(gradients, memory.correction)
+        self.correct(parameters, gradients, memory)
         if self.optimizer == "adam":
             adam(parameters, gradients, memory, rate)
         else:

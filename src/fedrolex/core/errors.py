@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
@@ -15,6 +16,14 @@ class FedrolexError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise, in one line, unless ``value`` is one of the allowed words."""
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise FedrolexError(f"{key} is {value!r}{hint}: use one of {', '.join(allowed)}")
 
 
 def check_numbers(section: str, settings: object, *, least: Mapping[str, float], positive: Sequence[str] = ()) -> None:

@@ -6,17 +6,34 @@ Requirements", 2018. FedRolex with windows drawn anew every round, aligned along
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
-from fedrolex.clients.work import LocalTraining
-from fedrolex.methods.fedrolex import fedrolex
-from fedrolex.methods.method import Method
-from fedrolex.slicing.schemes import Random, Scope
+from fedrolex.core.errors import one_of
+from fedrolex.methods.averaging import Averaging
+from fedrolex.methods.needs import Needs
+from fedrolex.rounds.server import Server
+from fedrolex.slicing.schemes import Random, Scheme, Scope
 from fedrolex.slicing.windows import Rounding
 
 
-def fed_dropout(
-    client: LocalTraining, *, seed: int = 0, scope: Scope = "client", rounding: Rounding = "floor"
-) -> Method:
-    """Random windows, drawn for each client (or shared by a capacity, or by the round)."""
-    return replace(fedrolex(client), name="fed_dropout", scheme=Random(seed=seed, scope=scope, rounding=rounding))
+@dataclass(frozen=True, kw_only=True)
+class FedDropout(Averaging):
+    """Windows that are drawn.
+
+    Attributes:
+        scope: who shares a draw: every ``client`` has its own, or those of a ``capacity``, or of a ``round``.
+        rounding: of β · K: ``floor`` or ``ceil``; at least one node is kept.
+    """
+
+    scope: Scope = "client"
+    rounding: Rounding = "floor"
+    needs = Needs(larger_server=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("method.scope", self.scope, ("round", "capacity", "client"))
+        one_of("method.rounding", self.rounding, ("floor", "ceil"))
+
+    def scheme(self, server: Server) -> Scheme:
+        """Random nodes."""
+        return Random(seed=server.seed, scope=self.scope, rounding=self.rounding)

@@ -7,28 +7,19 @@ train the smallest model, or only those that can hold a larger one train that.
 
 from __future__ import annotations
 
-from fractions import Fraction
+from dataclasses import dataclass
 
-from fedrolex.clients.work import LocalTraining
-from fedrolex.methods.method import Method, Weighting
-from fedrolex.slicing.schemes import Static
-from fedrolex.slicing.windows import Rounding, exact
+from fedrolex.methods.averaging import Averaging
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.one_size import OneSize
 
 
-def fedavg(
-    client: LocalTraining,
-    *,
-    width: Fraction | str = "1",
-    able_only: bool = False,
-    weighting: Weighting = "uniform",
-    rounding: Rounding = "floor",
-) -> Method:
-    """One model of ``width`` for everyone, or for everyone who can hold it."""
-    return Method(
-        name="fedavg",
-        scheme=Static(rounding=rounding),
-        client=client,
-        weighting=weighting,
-        width=exact(width),
-        able_only=able_only,
-    )
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(OneSize, Averaging):
+    """One model of ``width`` for everyone, or for everyone who can hold it; its weights are averaged."""
+
+    needs = Needs(one_size=True)
+
+    def __post_init__(self) -> None:
+        OneSize.__post_init__(self)
+        Averaging.__post_init__(self)

@@ -7,28 +7,56 @@ sends what it has.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from fractions import Fraction
+from dataclasses import asdict, dataclass
 from math import isfinite
 
+import torch
+from torch import Tensor
+
+from fedrolex.clients.messages import Job
+from fedrolex.clients.optimizer import Memory
+from fedrolex.clients.visit import Visit
 from fedrolex.clients.work import LocalTraining
 from fedrolex.core.errors import FedrolexError
-from fedrolex.methods.fedavg import fedavg
-from fedrolex.methods.method import Method
-from fedrolex.slicing.windows import Rounding
+from fedrolex.methods.fedavg import FedAvg
+from fedrolex.methods.setup import Setup
 
 
-def fedprox(
-    client: LocalTraining,
-    *,
-    mu: float = 0.01,
-    width: Fraction | str = "1",
-    able_only: bool = False,
-    rounding: Rounding = "floor",
-) -> Method:
-    """FedAvg with a proximal term of strength μ that keeps stragglers; with 0 and none of those it is FedAvg."""
-    if not (mu >= 0 and isfinite(mu)):
-        raise FedrolexError(f"method.mu is {mu}: give 0 or more")
-    held_back = replace(client, proximal=mu)
-    average = fedavg(held_back, width=width, able_only=able_only, rounding=rounding)
-    return replace(average, name="fedprox", keeps_stragglers=True)
+@dataclass(frozen=True, kw_only=True)
+class ProximalTraining(LocalTraining):
+    """Steps with the gradient of μ/2 · ‖w − received‖² in every gradient."""
+
+    mu: float = 0.01
+    constants = ("received",)
+
+    def before(self, visit: Visit) -> None:
+        """Steps need to know what was received."""
+        visit.constants["received"] = visit.received
+
+    def pull(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
+        """Add μ · (w − received)."""
+        torch._foreach_add_(gradients, torch._foreach_sub(parameters, memory.constants["received"]), alpha=self.mu)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg with a proximal term, which keeps stragglers; with μ = 0 and no stragglers it is FedAvg.
+
+    Attributes:
+        mu: strength of the pull back to the received model.
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.mu >= 0 and isfinite(self.mu)):
+            raise FedrolexError(f"method.mu is {self.mu}: give 0 or more")
+
+    def work(self, setup: Setup) -> LocalTraining:
+        """The proximal term; without one, plain training."""
+        return ProximalTraining(**asdict(setup.client), mu=self.mu) if self.mu else setup.client
+
+    def waits_for(self, job: Job) -> bool:
+        """Stragglers count, too."""
+        return True

@@ -7,14 +7,37 @@ server averages each position over the clients that held it and keeps the rest.
 
 from __future__ import annotations
 
-from fedrolex.clients.work import LocalTraining
-from fedrolex.methods.method import Method
-from fedrolex.slicing.schemes import Offset, Rolling
+from dataclasses import dataclass
+
+from fedrolex.core.errors import one_of
+from fedrolex.methods.averaging import Averaging
+from fedrolex.methods.needs import Needs
+from fedrolex.rounds.server import Server
+from fedrolex.slicing.schemes import Rolling, Scheme, spread
 from fedrolex.slicing.windows import Rounding
 
 
-def fedrolex(
-    client: LocalTraining, *, overlap: str | float = 1, offset: Offset | None = None, rounding: Rounding = "floor"
-) -> Method:
-    """The paper's method; ``overlap`` and ``offset`` are its (and our) variants of the roll."""
-    return Method(name="fedrolex", scheme=Rolling(overlap=overlap, offset=offset, rounding=rounding), client=client)
+@dataclass(frozen=True, kw_only=True)
+class FedRolex(Averaging):
+    """Windows that roll.
+
+    Attributes:
+        overlap: of consecutive windows, from 0 (none) to 1 (the window moves by one node a round).
+        spread: give every axis and client an offset of its own, so that all weights are trained.
+        rounding: of β · K: ``floor`` or ``ceil``; at least one node is kept.
+    """
+
+    overlap: str = "1"
+    spread: bool = False
+    rounding: Rounding = "floor"
+    needs = Needs(larger_server=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("method.rounding", self.rounding, ("floor", "ceil"))
+        Rolling(overlap=self.overlap)
+
+    def scheme(self, server: Server) -> Scheme:
+        """The roll of Equation (4), with the appendix's overlap and our spread."""
+        offset = spread(server.fleet.cohort) if self.spread else None
+        return Rolling(overlap=self.overlap, offset=offset, rounding=self.rounding)

@@ -6,15 +6,29 @@ Clients", ICLR 2021. FedRolex with a window that stands still: always the first 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
-from fedrolex.clients.work import LocalTraining
-from fedrolex.methods.fedrolex import fedrolex
-from fedrolex.methods.method import Method
-from fedrolex.slicing.schemes import Static
+from fedrolex.core.errors import one_of
+from fedrolex.methods.averaging import Averaging
+from fedrolex.rounds.server import Server
+from fedrolex.slicing.schemes import Scheme, Static
 from fedrolex.slicing.windows import Rounding
 
 
-def heterofl(client: LocalTraining, *, rounding: Rounding = "floor") -> Method:
-    """Static windows, averaged over the clients that hold a position."""
-    return replace(fedrolex(client), name="heterofl", scheme=Static(rounding=rounding))
+@dataclass(frozen=True, kw_only=True)
+class HeteroFL(Averaging):
+    """Windows that stand still.
+
+    Attributes:
+        rounding: of β · K: ``floor`` or ``ceil``; at least one node is kept.
+    """
+
+    rounding: Rounding = "floor"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("method.rounding", self.rounding, ("floor", "ceil"))
+
+    def scheme(self, server: Server) -> Scheme:
+        """The first nodes."""
+        return Static(rounding=self.rounding)

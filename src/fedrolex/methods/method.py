@@ -1,79 +1,186 @@
-"""What makes a method: which nodes, what the client does, how updates are averaged."""
+"""What every method is made of. As it stands, this class is FedAvg over whatever windows its scheme gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedrolex.clients.messages import MODEL, Job, Network, Tensors, Upload
 from fedrolex.clients.work import LocalTraining
-from fedrolex.methods.needs import TABLE, Needs
-from fedrolex.methods.server_optimizer import ServerOptimizer
-from fedrolex.methods.server_round import ServerRound
-from fedrolex.slicing.fold import Normaliser
-from fedrolex.slicing.schemes import Scheme
+from fedrolex.core.errors import FedrolexError
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.setup import Setup
+from fedrolex.rounds.fleet import Member
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import Server, State
+from fedrolex.slicing.schemes import Scheme, Static
+from fedrolex.slicing.windows import Window
+from fedrolex.tasks.classification import Classification
+from fedrolex.tasks.measure import Measure
+from fedrolex.tasks.task import Task
 
-if TYPE_CHECKING:
-    from fedrolex.methods.dsfl import SoftLabels
-    from fedrolex.methods.fedgkt import KnowledgeTransfer
-    from fedrolex.methods.fedselect import OwnKeys
-    from fedrolex.methods.scaffold import Controls
-
-Server = Callable[[ServerRound], Mapping[Fraction | None, dict[str, Tensor]]]
-"""Gives new tensors of the models of each size, and under None of the server's own, where it has one."""
-
-Weighting = Literal["uniform", "samples"]
-Norms = Literal["shared", "per_capacity"]
+ASIDE = 0.1  # of the training examples, for methods that need public or validation examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated method; one file builds each.
+    """A method: its fields are its settings in a recipe, its hooks are its algorithm.
+
+    A subclass overrides the hooks that its paper changes. Hooks get the :class:`~fedrolex.rounds.server.Server` (data,
+    fleet, networks, the tensors of the run) and change nothing in it: new tensors are returned, and what clients keep
+    is told with :meth:`Round.remember <fedrolex.rounds.round.Round.remember>`.
 
     Attributes:
-        name: as in recipes.
-        scheme: which nodes a client holds in a round.
-        client: what it does with them.
-        weighting: a client's weight in the average.
-        normaliser: what the average divides by.
-        width: everyone trains this width instead of what it can hold.
-        able_only: only clients that can hold ``width`` take part.
-        norms: whether all capacities share scales and shifts of norms, or each keeps its own.
-        rows: a class's part of the output layer is averaged over the clients that hold the class only.
-        own_models: every capacity has a model of its own, not a part of one that all share.
-        server_model: the server has a model of its own beside those, which no client trains.
-        keeps_stragglers: clients that did only a part of their work count; otherwise they are dropped.
-        optimizer: of the server; None takes the average as it is.
-        controls: SCAFFOLD's control variates.
-        labels: DS-FL's: nothing is averaged, clients label public examples.
-        keys: Federated Select's: clients ask for rows of the output layer, or of the embedding.
-        knowledge: FedGKT's: clients train the first layers only, the server the rest.
-        server: what the server does after averaging.
+        name: as in recipes; set when the class is registered.
+        needs: what the method must be given.
     """
 
-    name: str
-    scheme: Scheme
-    client: LocalTraining
-    weighting: Weighting = "uniform"
-    normaliser: Normaliser = "per_position"
-    width: Fraction | None = None
-    able_only: bool = False
-    norms: Norms = "shared"
-    rows: bool = False
-    own_models: bool = False
-    server_model: bool = False
-    keeps_stragglers: bool = False
-    optimizer: ServerOptimizer | None = None
-    controls: Controls | None = None
-    labels: SoftLabels | None = None
-    knowledge: KnowledgeTransfer | None = None
-    keys: OwnKeys | None = None
-    server: Server | None = None
+    name: ClassVar[str] = "method"
+    needs: ClassVar[Needs] = Needs()
 
-    @property
-    def needs(self) -> Needs:
-        """What it must be given."""
-        return TABLE[self.name]
+    # --- before the first round ---
+
+    def check(self, setup: Setup) -> None:
+        """Raise FedrolexError, in one line, where the method does not go with a task, a fleet or clients."""
+        needs, task = self.needs, setup.task
+        if (needs.public or needs.uploads) and not isinstance(task, Classification):
+            raise FedrolexError(f"{self.name} compares scores of classes: it needs a task of images, not {task.name}")
+        if isinstance(task, Classification):
+            for what, why, given in (
+                ("public", "public examples: set task.public to a share, a set or a folder", task.public),
+                ("validation", "held-out examples to judge by: set task.validation to a share", task.validation),
+            ):
+                if getattr(needs, what) and not given:
+                    raise FedrolexError(
+                        f"{self.name} needs {why}; in Python, {what}= of Classification or Task.split"
+                    )
+            if task.models and not needs.families:
+                raise FedrolexError(
+                    f"{self.name} brings clients together by their weights: task.models needs a method that compares "
+                    "what models say (dsfl, feddf, fedet)"
+                )
+        if not (needs.larger_server or needs.one_size) and max(setup.fleet.levels) < 1:
+            raise FedrolexError(
+                f"with {self.name} a server larger than every client has nodes that nobody trains: leave "
+                "fleet.server_scale at 1 and let the largest capacity be 1, or use fedrolex"
+            )
+
+    def wants(self) -> dict[str, Any]:
+        """Keys of a recipe's task that the method needs, and the values to take where the recipe says null."""
+        return {what: ASIDE for what in ("public", "validation") if getattr(self.needs, what)}
+
+    def networks(self, setup: Setup) -> dict[str, Network]:
+        """The models that clients train; by default the server's, of which clients train parts."""
+        return {MODEL: setup.network(lambda: setup.task.build(setup.scale), "weights")}
+
+    def scheme(self, server: Server) -> Scheme:
+        """Which nodes of the main network a client trains in a round."""
+        return Static()
+
+    def work(self, setup: Setup) -> LocalTraining:
+        """What a client does."""
+        return setup.client
+
+    def view(self, task: Task) -> Task:
+        """The task as clients see it."""
+        return task
+
+    def begin(self, server: Server) -> State:
+        """Sections that the method adds to the server's state: what it remembers between rounds."""
+        return {}
+
+    # --- a round ---
+
+    def sizes(self, server: Server) -> Sequence[Fraction]:
+        """The capacities that clients train at."""
+        return server.fleet.levels
+
+    def members(self, server: Server, round: int) -> list[Member]:
+        """The clients that take part in a round."""
+        return server.fleet.members(round)
+
+    def jobs(self, server: Server, round: int) -> list[Job]:
+        """Who trains which window of what; a pure function of the round, without anything that is sent."""
+        known: dict[Window, Window] = {}  # equal windows are one object: looking them up is then quick
+        found = []
+        for member in self.members(server, round):
+            window = server.window(round, member.capacity, member.client)
+            found.append(
+                Job(
+                    member.client,
+                    member.capacity,
+                    known.setdefault(window, window),
+                    sections=self.sections(server, member.capacity),
+                    part=member.part,
+                )
+            )
+        return found
+
+    def sections(self, server: Server, capacity: Fraction) -> tuple[str, ...]:
+        """The sections of the server's state with the tensors that clients of a capacity train."""
+        return (MODEL,)
+
+    def waits_for(self, job: Job) -> bool:
+        """Whether the answer to a job counts; by default a straggler's does not."""
+        return job.part == 1
+
+    def send(self, server: Server, job: Job) -> Mapping[str, Tensors]:
+        """What the server sends to a client beside its part of the network; pure."""
+        return {}
+
+    def label_axis(self, server: Server) -> str | None:
+        """The axis of the classes, where a class's part of the output layer counts for clients that hold it only."""
+        return None
+
+    def weight(self, upload: Upload) -> float:
+        """A client's weight in the average."""
+        return 1.0
+
+    def take(self, round: Round, upload: Upload) -> None:
+        """Take in an answer; raise FedrolexError to refuse it."""
+        round.average.add(upload, self.weight(upload))
+
+    def finish(self, round: Round) -> State:
+        """The new tensors of the sections that a round changes."""
+        return round.average.result()
+
+    # --- what comes of it ---
+
+    def judged(self, server: Server) -> nn.Module:
+        """The model that is measured: the server's own, or any module of one's own, such as an ensemble."""
+        return server.loaded()
+
+    def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
+        """The model that a client of a capacity would be given now; None where there is none to measure."""
+        sections = self.sections(server, capacity)
+        module = server.loaded(*sections)
+        return server.main.axes.cut(module, server.window(max(0, server.round - 1), capacity))
+
+    def evaluate(self, server: Server, measure: Measure) -> dict[str, Any]:
+        """Metrics of the model that is judged and, where asked, of every capacity's."""
+        found = measure(server.task, self.judged(server), server.main.module)
+        if measure.submodels:
+            parts = {level: self.submodel(server, level) for level in self.sizes(server)}
+            measured = {
+                str(level): measure(server.task, part, server.main.module)["global_accuracy"]
+                for level, part in parts.items()
+                if part is not None
+            }
+            if measured:
+                found["submodels"] = measured
+        return found
+
+    def traffic(self, server: Server, job: Job, upload: Upload | None) -> tuple[int, int]:
+        """Bytes that a job brought to its client and back; the answer is None where the client failed."""
+        part = server.bytes(job)
+        down = part + sum(size(tensors) for tensors in job.sent.values())
+        return down, 0 if upload is None else part + size(upload.sent)
+
+
+def size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

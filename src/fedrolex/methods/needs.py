@@ -33,21 +33,3 @@ class Needs:
     def secure_aggregation(self) -> bool:
         """Whether sums of what clients send are all the server needs."""
         return not (self.uploads or self.keys)
-
-
-TABLE: dict[str, Needs] = {
-    "fedavg": Needs(one_size=True),
-    "fedprox": Needs(one_size=True),
-    "scaffold": Needs(one_size=True, client_state=True),
-    "fedbe": Needs(one_size=True, public=True, uploads=True),
-    "fedgkt": Needs(client_state=True, uploads=True, larger_server=True),
-    "feddf": Needs(public=True, validation=True, uploads=True, families=True),
-    "fedet": Needs(public=True, uploads=True, larger_server=True, families=True),
-    "dsfl": Needs(public=True, client_state=True, larger_server=True, families=True),
-    "fed_dropout": Needs(larger_server=True),
-    "fedselect": Needs(keys=True, larger_server=True),
-    "heterofl": Needs(),
-    "fjord": Needs(),
-    "fedrolex": Needs(larger_server=True),
-}
-"""What each method here needs. With HeteroFL and FjORD, what no client can hold would never be trained."""

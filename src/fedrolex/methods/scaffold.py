@@ -7,82 +7,155 @@ steps along g − cᵢ + c, then renews its own:
     option I:   cᵢ⁺ = gradient of its loss at the model it received
     option II:  cᵢ⁺ = cᵢ − c + (received − trained) / (K · η)
 
-and the server adds the sum of all cᵢ⁺ − cᵢ, divided by the number of *all* clients, to c. So c stays the mean of
-all cᵢ, whoever takes part.
+and sends cᵢ⁺ − cᵢ. The server adds the sum of those, divided by the number of *all* clients, to c. So c stays the mean
+of all cᵢ, whoever takes part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
+from fedrolex.clients.messages import MODEL, Job, Tensors, Upload
+from fedrolex.clients.optimizer import Memory
+from fedrolex.clients.slot import Slot
+from fedrolex.clients.visit import Visit
 from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError
-from fedrolex.methods.fedavg import fedavg
-from fedrolex.methods.method import Method
-from fedrolex.slicing.windows import Rounding
+from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.methods.averaging import Weighting, weight_of
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.one_size import OneSize
+from fedrolex.methods.setup import Setup
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import Server, State
 
 Option = Literal["I", "II"]
 Denominator = Literal["steps", "momentum"]
+CONTROL = "control"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Controls:
-    """How control variates are renewed.
+class ControlledTraining(LocalTraining):
+    """Steps along g − cᵢ + c; what the client keeps is cᵢ."""
+
+    denominator: Denominator = "momentum"
+    constants = ("correction",)
+
+    def before(self, visit: Visit) -> None:
+        """The correction is c − cᵢ, with cᵢ = 0 for a newcomer."""
+        c, own = visit.job.sent[CONTROL], visit.job.kept
+        visit.constants["correction"] = {n: t.clone() if own is None else t - own[n].to(t) for n, t in c.items()}
+
+    def correct(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
+        """Add the correction."""
+        torch._foreach_add_(gradients, memory.constants["correction"])
+
+    def renewed(self, visit: Visit) -> dict[str, Tensor]:
+        """cᵢ⁺ of option II."""
+        distance = self.distance(visit.plan.round, visit.steps)
+        received, trained = visit.received, visit.trained
+        correction = visit.constants["correction"]
+        return {name: (received[name] - trained[name]) / distance - change for name, change in correction.items()}
+
+    def distance(self, round: int, steps: int) -> float:
+        """How far a gradient of 1 moves a parameter in so many steps."""
+        m = self.momentum if self.denominator == "momentum" else 0.0
+        return self.rate(round) * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+
+    @torch.no_grad()
+    def after(self, visit: Visit) -> None:
+        """Keep cᵢ⁺, send how it changed."""
+        new, own = self.renewed(visit), visit.job.kept
+        visit.kept = new
+        visit.sent = {name: tensor if own is None else tensor - own[name].to(tensor) for name, tensor in new.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientControlledTraining(ControlledTraining):
+    """Option I: cᵢ⁺ is the gradient at the received model, which has to be found before training."""
+
+    def train(self, visit: Visit, slot: Slot) -> None:
+        """Find the gradient, then train."""
+        slot.scratch["gradient"] = self.gradient(visit, slot)
+        super().train(visit, slot)
+        visit.sent = slot.scratch.pop("gradient")
+
+    def gradient(self, visit: Visit, slot: Slot) -> dict[str, Tensor]:
+        """Of the received model, mean over the client's examples as they are stored, weight decay included."""
+        task, data, held = visit.plan.task, visit.examples, visit.held(self.mask)
+        total = [torch.zeros_like(p) for p in slot.parameters]
+        slot.module.eval()
+        for rows in torch.arange(len(data), device=data.y.device).split(self.batch):
+            value = self.objective(slot.scores(task.inputs(data.x[rows])), data.y[rows], task.loss, held)
+            found = torch.autograd.grad(value, slot.parameters, allow_unused=True, materialize_grads=True)
+            torch._foreach_add_(total, found, alpha=len(rows) / len(data))
+        with torch.no_grad():
+            torch._foreach_add_(total, slot.parameters, alpha=self.weight_decay)
+        return dict(zip(slot.names, total, strict=True))
+
+    def renewed(self, visit: Visit) -> dict[str, Tensor]:
+        """cᵢ⁺ of option I."""
+        return visit.sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(OneSize):
+    """One model of ``width`` for everyone, with control variates.
 
     Attributes:
-        option: see above.
+        option: how a client renews its variate, see above.
         denominator: of option II: ``steps`` is K · η, as in the paper, which has no momentum; ``momentum`` is what a
-            gradient that stays the same moves a client by in K steps with momentum.
+            gradient that stays the same moves a client by in K steps, the same where there is no momentum.
+        weighting: of a client in the average: ``uniform``, or ``samples``.
     """
 
     option: Option = "II"
-    denominator: Denominator = "steps"
+    denominator: Denominator = "momentum"
+    weighting: Weighting = "uniform"
+    needs = Needs(one_size=True, client_state=True)
 
-    def correction(self, c: Mapping[str, Tensor], own: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """What is added to a client's gradients: c − cᵢ, with cᵢ = 0 for a newcomer."""
-        return {name: tensor.clone() if own is None else tensor - own[name] for name, tensor in c.items()}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("method.option", self.option, ("I", "II"))
+        one_of("method.denominator", self.denominator, ("steps", "momentum"))
+        one_of("method.weighting", self.weighting, ("uniform", "samples"))
 
-    def renewed(
-        self,
-        correction: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        trained: Mapping[str, Tensor],
-        distance: float,
-    ) -> dict[str, Tensor]:
-        """cᵢ⁺ of option II; ``distance`` is the denominator, see :meth:`distance`."""
-        return {name: (received[name] - trained[name]) / distance - change for name, change in correction.items()}
+    def work(self, setup: Setup) -> LocalTraining:
+        """Controlled steps."""
+        if setup.client.optimizer != "sgd":
+            raise FedrolexError(
+                f"scaffold needs client.optimizer sgd: with {setup.client.optimizer} a step is not a gradient"
+            )
+        kind = GradientControlledTraining if self.option == "I" else ControlledTraining
+        return kind(**asdict(setup.client), denominator=self.denominator)
 
-    def distance(self, client: LocalTraining, round: int, steps: int) -> float:
-        """How far a gradient of 1 moves a parameter in so many steps."""
-        m = client.momentum if self.denominator == "momentum" else 0.0
-        return client.rate(round) * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+    def begin(self, server: Server) -> State:
+        """c = 0."""
+        return {CONTROL: {name: torch.zeros_like(server.state[MODEL][name]) for name in server.trainable()}}
 
+    def send(self, server: Server, job: Job) -> Mapping[str, Tensors]:
+        """c, in the shapes of the client's window."""
+        return {CONTROL: server.main.axes.take(server.state[CONTROL], job.window)}
 
-def scaffold(
-    client: LocalTraining,
-    *,
-    option: Option = "II",
-    denominator: Denominator | None = None,
-    width: Fraction | str = "1",
-    able_only: bool = False,
-    rounding: Rounding = "floor",
-) -> Method:
-    """One model of ``width`` for everyone, with control variates."""
-    if option not in get_args(Option):
-        raise FedrolexError(f"method.option is {option!r}: use I or II")
-    if client.optimizer != "sgd":
-        raise FedrolexError(f"scaffold needs client.optimizer sgd: with {client.optimizer} a step is not a gradient")
-    if client.momentum and option == "II" and denominator is None:
-        raise FedrolexError(
-            "scaffold with client.momentum: say by what option II divides, method.denominator=momentum (exact for a "
-            "gradient that stays) or steps (too large by up to 1 / (1 - momentum)); or set client.momentum=0"
-        )
-    controls = Controls(option=option, denominator=denominator or "steps")
-    work = replace(client, gradient=option == "I")
-    average = fedavg(work, width=width, able_only=able_only, rounding=rounding)
-    return replace(average, name="scaffold", controls=controls)
+    def weight(self, upload: Upload) -> float:
+        """A client's weight in the average."""
+        return weight_of(upload, self.weighting)
+
+    def take(self, round: Round, upload: Upload) -> None:
+        """Add up how the clients' variates changed."""
+        super().take(round, upload)
+        c = round.state[CONTROL]
+        total = round.notes.setdefault("changes", {name: torch.zeros_like(tensor) for name, tensor in c.items()})
+        for name, change in upload.sent.items():
+            round.server.main.axes.region(name, upload.job.window).add(total[name], change, 1.0)
+
+    def finish(self, round: Round) -> State:
+        """The average, and c moved by the mean change over all clients that can ever take part."""
+        fleet = round.server.fleet
+        clients = fleet.able(self.capacity(fleet, round.server.scale)) if self.able_only else fleet.clients
+        c, changes = round.state[CONTROL], round.notes["changes"]
+        return {**super().finish(round), CONTROL: {name: c[name] + changes[name] / clients for name in c}}

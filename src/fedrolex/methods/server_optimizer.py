@@ -14,8 +14,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fedrolex.clients.messages import MODEL
 from fedrolex.core.errors import FedrolexError, check_numbers
+from fedrolex.rounds.server import State
 
+FIRST, SECOND = "server_optimizer.first", "server_optimizer.second"
 Kind = Literal["none", "sgd", "adam", "yogi"]
 
 
@@ -24,7 +27,7 @@ class ServerOptimizer:
     """How the server moves.
 
     Attributes:
-        name: ``none`` takes averages as they are; ``sgd`` (with momentum: FedAvgM), ``adam`` (FedAdam), ``yogi``
+        name: ``none`` (the default) takes averages as they are; ``sgd`` (with momentum: FedAvgM), ``adam`` (FedAdam), ``yogi``
             (FedYogi).
         lr: its rate; with ``sgd``, 1 and no momentum the plain average.
         momentum: of the change: β₁ of Adam and Yogi.
@@ -32,7 +35,7 @@ class ServerOptimizer:
         floor: τ, added to the root of the second moment.
     """
 
-    name: Kind = "sgd"
+    name: Kind = "none"
     lr: float = 1.0
     momentum: float = 0.0
     second: float = 0.99
@@ -40,42 +43,47 @@ class ServerOptimizer:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Kind):
-            raise FedrolexError(f"method.server.name is {self.name!r}: use one of {', '.join(get_args(Kind))}")
-        check_numbers("method.server", self, least={}, positive=("lr", "floor"))
+            raise FedrolexError(f"method.server_optimizer.name is {self.name!r}: use one of {', '.join(get_args(Kind))}")
+        check_numbers("method.server_optimizer", self, least={}, positive=("lr", "floor"))
         for name in ("momentum", "second"):
             if not 0 <= getattr(self, name) < 1:
-                raise FedrolexError(f"method.server.{name} is {getattr(self, name)}: give 0 or more, below 1")
+                raise FedrolexError(f"method.server_optimizer.{name} is {getattr(self, name)}: give 0 or more, below 1")
 
-    @property
-    def first_values(self) -> dict[str, float]:
-        """What it remembers of every parameter, by suffix, and the value it begins with."""
-        return {"first": 0.0} if self.name == "sgd" else {"first": 0.0, "second": self.floor**2}
+    def begin(self, parameters: Mapping[str, Tensor]) -> State:
+        """What the optimiser remembers of every parameter before the first round, in sections of its own."""
+        if self.name == "none":
+            return {}
+        first = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
+        if self.name == "sgd":
+            return {FIRST: first}
+        return {FIRST: first, SECOND: {n: torch.full_like(t, self.floor**2) for n, t in parameters.items()}}
 
     @torch.no_grad()
-    def step(
-        self, before: Mapping[str, Tensor], average: Mapping[str, Tensor], parameters: Iterable[str]
-    ) -> dict[str, Tensor]:
-        """The average with its parameters moved by the optimiser, and what it remembers (``name@first`` …).
+    def moved(self, before: State, average: State, names: Iterable[str]) -> State:
+        """The averages with the model's parameters moved by the optimiser, and what it remembers.
 
         Args:
-            before: the server's tensors before the round, with what was remembered.
-            average: the same after it.
-            parameters: names of the tensors to move.
+            before: the server's tensors before the round.
+            average: the sections that the round's average changed.
+            names: of the parameters to move.
         """
-        new = dict(average)
-        for name in parameters:
-            change = average[name] - before[name]
-            first = before[f"{name}@first"]
+        if self.name == "none":
+            return average
+        old, mean = before[MODEL], average[MODEL]
+        new: State = {**average, MODEL: dict(mean), FIRST: {}} | ({} if self.name == "sgd" else {SECOND: {}})
+        for name in names:
+            change = mean[name] - old[name]
+            first = before[FIRST][name]
             if self.name == "sgd":
                 first = self.momentum * first + change
                 move = first
             else:
                 first = torch.lerp(change, first, self.momentum)
-                second = self._second(before[f"{name}@second"], change.square())
-                new[f"{name}@second"] = second
+                second = self._second(before[SECOND][name], change.square())
+                new[SECOND][name] = second
                 move = first / (second.sqrt() + self.floor)
-            new[f"{name}@first"] = first
-            new[name] = before[name] + self.lr * move
+            new[FIRST][name] = first
+            new[MODEL][name] = old[name] + self.lr * move
         return new
 
     def _second(self, before: Tensor, square: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients.work import Mask, masked
+from fedrolex.tasks.masking import Mask, masked
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.streams import sample, shuffle
 from fedrolex.tasks.partition import Partition

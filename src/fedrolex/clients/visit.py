@@ -1,0 +1,130 @@
+"""One client's round, as its work sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrolex.clients.messages import Job, Network, RoundPlan, Tensors, Upload
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import shuffle, words
+from fedrolex.slicing.capture import one_line
+from fedrolex.tasks.masking import Mask
+from fedrolex.tasks.task import Examples
+
+
+@dataclass
+class Visit:
+    """One client's round: what the client was asked, what it holds, what comes of it.
+
+    Attributes:
+        plan, job: what is asked.
+        examples: what the client holds.
+        spare: gives a module of the job's widths to try things with; the engine may train in it later.
+        go_on: called before every step with the number of steps done; raises where the client must stop.
+        constants: what all steps read beside their batch: by name, one tensor for each trained parameter.
+        trained: the window's tensors after training.
+        steps, loss: how many steps, and the mean loss over them.
+        sent, kept: see :class:`~fedrolex.clients.messages.Upload`.
+    """
+
+    plan: RoundPlan
+    job: Job
+    examples: Examples
+    spare: Callable[[], nn.Module]
+    go_on: Callable[[int], None] = lambda steps: None
+    constants: dict[str, Tensors] = field(default_factory=dict)
+    trained: Tensors = field(default_factory=dict)
+    steps: int = 0
+    loss: float = float("nan")
+    sent: dict[str, Tensor] = field(default_factory=dict)
+    kept: dict[str, Tensor] | None = None
+
+    @property
+    def network(self) -> Network:
+        """The network that the client trains a part of."""
+        return self.plan.networks[self.job.network]
+
+    @cached_property
+    def received(self) -> dict[str, Tensor]:
+        """The tensors that training starts from, in the shapes of the window; may be replaced before training."""
+        return self.plan.received(self.job)
+
+    def load(self, module: nn.Module) -> None:
+        """Copy what training starts from into a module of the job's widths."""
+        if "received" in self.__dict__:
+            self._copy(module, self.received)
+        else:  # straight from the server's tensors
+            self.plan.axes(self.job).load(module, self.plan.whole(self.job), self.job.window)
+
+    def module(self, tensors: Tensors) -> nn.Module:
+        """A module of the job's widths with these tensors; the next call uses the same module again."""
+        module = self.spare()
+        self._copy(module, tensors)
+        return module
+
+    def _copy(self, module: nn.Module, tensors: Tensors) -> None:
+        own = self.plan.axes(self.job).state(module, self.job.window)
+        torch._foreach_copy_(list(own.values()), [tensors[name] for name in own])
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The classes the client holds."""
+        return self.plan.task.labels(self.examples)
+
+    def held(self, mask: Mask) -> Tensor | None:
+        """The client's classes, bool ``(classes,)``; None where nothing is masked."""
+        if mask == "none":
+            return None
+        held = torch.zeros(self.plan.task.classes, dtype=torch.bool, device=self.examples.y.device)
+        return held.index_fill_(0, self.labels, True)
+
+    def batches(self, epochs: int, size: int, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of every step, shuffled and augmented epoch by epoch; ``most`` steps at most."""
+        task, data, device, done = self.plan.task, self.examples, self.examples.y.device, 0
+        for epoch in range(epochs):
+            key = (self.plan.round, self.job.client, epoch)
+            order = torch.from_numpy(shuffle(len(data), self.plan.seed, "batches", *key)).to(device)
+            draws = random_draws(len(data), self.plan.seed, *key).to(device) if task.random_inputs else None
+            for rows in order.split(size)[: most - done]:
+                self.go_on(done)
+                yield task.inputs(data.x[rows], None if draws is None else draws[rows]), data.y[rows]
+                done += 1
+
+    def upload(self, finite: bool | None = None) -> Upload:
+        """The client's answer."""
+        labels = self.labels.tolist() if self.plan.tell_labels else None
+        return Upload(
+            self.job, self.trained, len(self.examples), self.loss, self.steps, labels, finite, self.sent, self.kept
+        )
+
+
+def random_draws(count: int, seed: int, round: int, client: int, epoch: int) -> Tensor:
+    """One random int64 ≥ 0 for every example of a client, for :meth:`~fedrolex.tasks.task.Task.inputs`."""
+    return torch.from_numpy((words(count, seed, "augment", round, client, epoch) >> np.uint64(1)).astype(np.int64))
+
+
+def stream_seed(plan: RoundPlan, job: Job) -> int:
+    """The seed of what a model draws while a client trains it."""
+    return int(words(1, plan.seed, "client", plan.round, job.client, *([job.name] if job.name else []))[0] >> 1)
+
+
+def examples_of(plan: RoundPlan, job: Job, known: Mapping[int, Examples] | None = None) -> Examples:
+    """What a client holds; a client without examples raises."""
+    found = (known or {}).get(job.client)
+    if found is None:
+        found = plan.task.client(job.client)
+    if not len(found):
+        raise ValueError("has no examples")
+    return found
+
+
+def why_failed(failure: BaseException) -> str:
+    """Why a client is dropped, in one line."""
+    known = isinstance(failure, FedrolexError)
+    return str(failure) if known else f"{type(failure).__name__}: {one_line(failure)}"

@@ -1,0 +1,77 @@
+"""Settings of methods in which everyone trains a model of the same width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from torch import nn
+
+from fedrolex.clients.messages import MODEL, Network
+from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.methods.method import Method
+from fedrolex.methods.setup import Setup
+from fedrolex.rounds.fleet import Fleet, Member
+from fedrolex.rounds.server import Server
+from fedrolex.slicing.schemes import Scheme, Static
+from fedrolex.slicing.windows import Rounding, exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneSize(Method):
+    """Everyone trains the first nodes of every layer, as many as ``width`` says.
+
+    Attributes:
+        width: what everyone trains, as a part of the task's model; null is the smallest capacity of the fleet.
+        able_only: only clients that can hold ``width`` take part.
+        rounding: of width · K: ``floor`` or ``ceil``; at least one node is kept.
+    """
+
+    width: str | None = None
+    able_only: bool = False
+    rounding: Rounding = "floor"
+
+    def __post_init__(self) -> None:
+        one_of("method.rounding", self.rounding, ("floor", "ceil"))
+        if self.width is not None:
+            exact(self.width)
+
+    def capacity(self, fleet: Fleet, scale: int) -> Fraction:
+        """The width as a part of the server's model."""
+        return min(fleet.levels) if self.width is None else exact(self.width) / scale
+
+    def check(self, setup: Setup) -> None:
+        """Somebody must be able to hold the width, where only those who can take part."""
+        super().check(setup)
+        if self.able_only and max(setup.fleet.levels) < self.capacity(setup.fleet, setup.scale):
+            largest = max(setup.fleet.levels) * setup.scale
+            raise FedrolexError(f"nobody in the fleet can hold width {self.width}: the largest is {largest}")
+
+    def networks(self, setup: Setup) -> dict[str, Network]:
+        """The server's model; at full width it need not be one that can be cut."""
+        whole = self.capacity(setup.fleet, setup.scale) == 1
+        return {MODEL: setup.network(lambda: setup.task.build(setup.scale), "weights", whole=whole)}
+
+    def scheme(self, server: Server) -> Scheme:
+        """The first nodes."""
+        return Static(rounding=self.rounding)
+
+    def sizes(self, server: Server) -> list[Fraction]:
+        """One."""
+        return [self.capacity(server.fleet, server.scale)]
+
+    def members(self, server: Server, round: int) -> list[Member]:
+        """The cohort, or the first who can; all train the same width."""
+        (width,) = self.sizes(server)
+        found = server.fleet.members(round, width if self.able_only else None)
+        return [replace(member, capacity=width) for member in found]
+
+    def judged(self, server: Server) -> nn.Module:
+        """The width that everyone trains."""
+        (width,) = self.sizes(server)
+        module = server.loaded(*self.sections(server, width))
+        return server.main.axes.cut(module, server.window(max(0, server.round - 1), width))
+
+    def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
+        """There are none beside the model itself."""
+        return None

@@ -1,0 +1,61 @@
+"""What a method makes its networks from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.clients.messages import Network
+from fedrolex.clients.work import LocalTraining
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.streams import words
+from fedrolex.rounds.fleet import Fleet
+from fedrolex.slicing.capture import one_line
+from fedrolex.slicing.trace import trace
+from fedrolex.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run before its first round.
+
+    Attributes:
+        task: with its data on the device.
+        fleet: who learns it; capacities are parts of the server's model.
+        client: what clients do, before the method changes it.
+        scale: how many times wider the server's model is than the task's.
+        seed: of all random streams.
+        device: where networks are put.
+        deadline: seconds a client may take, or None.
+    """
+
+    task: Task
+    fleet: Fleet
+    client: LocalTraining
+    scale: int = 1
+    seed: int = 0
+    device: torch.device = torch.device("cpu")
+    deadline: float | None = None
+
+    def network(
+        self, build: Callable[[], nn.Module], *key: str, example: Tensor | None = None, whole: bool = False
+    ) -> Network:
+        """A network with random weights.
+
+        Args:
+            build: makes the module, with weights from torch's random state.
+            key: of the stream that weights are drawn from.
+            example: an input to trace the module with; the task's example by default.
+            whole: take a module that nothing can be cut from, too.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(words(1, self.seed, *key)[0] >> 1))
+            try:
+                module = build()
+            except (RuntimeError, MemoryError) as error:
+                raise FedrolexError(f"the model cannot be made: {one_line(error)}") from error
+        axes = trace(module, self.task.example().cpu() if example is None else example, whole=whole)
+        return Network(module.to(self.device), axes.freeze(*self.task.frozen))

@@ -1,0 +1,140 @@
+"""The selective average of a round's answers, section by section of the server's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from fedrolex.clients.messages import Job, RoundPlan, Tensors, Upload
+from fedrolex.core.errors import FedrolexError
+from fedrolex.rounds.engine import Averaged, Engine
+from fedrolex.rounds.finite import not_finite
+from fedrolex.rounds.server import State
+
+from fedrolex.slicing.fold import Fold, Normaliser, Rows
+from fedrolex.slicing.windows import Window
+
+Seen = Callable[[Sequence[Upload]], None]
+
+
+class Average:
+    """What has been averaged of a round so far.
+
+    Answers that stay good until the next round (``engine.together``) are averaged at the end, by the engine itself
+    or window by window; other answers are folded in as they come.
+
+    Args:
+        plan: what the clients were asked.
+        engine: who answers.
+        normaliser: what averages divide by, see :class:`~fedrolex.slicing.fold.Fold`.
+        label_axis: the axis of the classes, where a class counts for the clients that hold it only.
+        seen: called with answers of one window when they are folded in, while their tensors are good.
+    """
+
+    def __init__(
+        self,
+        plan: RoundPlan,
+        engine: Engine,
+        *,
+        normaliser: Normaliser = "per_position",
+        label_axis: str | None = None,
+        seen: Seen = lambda uploads: None,
+    ) -> None:
+        self.plan, self.engine, self.normaliser, self.label_axis, self._seen = (
+            plan, engine, normaliser, label_axis, seen,
+        )  # fmt: skip
+        self.by_engine: Averaged | None = None
+        self._finite: dict[int, Tensor] = {}
+        self._folds: dict[str, Fold] = {}
+        self._waiting: list[tuple[Upload, float]] = []
+        self._elsewhere: dict[str, set[str]] = {}  # tensors of a section that every job has in a later one
+        for job in plan.jobs:
+            later = (name for section in job.sections[1:] for name in plan.tensors[section])
+            self._elsewhere.setdefault(job.sections[0], set()).update(later)
+
+    def add(self, upload: Upload, weight: float = 1.0) -> None:
+        """Take in an answer with its client's weight; a bad answer raises FedrolexError and changes nothing."""
+        if self.engine.together:
+            self._waiting.append((upload, weight))
+            return
+        parts = self._parts(upload.job, upload.tensors)
+        for section, part in parts.items():
+            self._fold(section, upload.job).check(upload.job.key, part, upload.job.window, weight)
+        for place, (section, part) in enumerate(parts.items()):
+            rows = None if place else self._rows(upload)
+            self._fold(section, upload.job).add(upload.job.key, part, upload.job.window, weight, rows)
+        self._seen([upload])
+
+    def add_to(self, section: str, job: Job, part: Tensors, window: Window, weight: float = 1.0) -> None:
+        """Take in tensors of one section that a client sends beside its answer."""
+        self._fold(section, job).add(job.key, part, window, weight)
+
+    def result(self) -> State:
+        """The new tensors of every section that an answer went to; an average that is not finite raises."""
+        new = self._averaged_by_engine()
+        if new is None:
+            self._fold_what_waits()
+            new = {section: {**self.plan.tensors[section], **fold.average()} for section, fold in self._folds.items()}
+        if self.by_engine is None or not self.by_engine.finite:
+            for tensors in new.values():
+                broken = not_finite(tensors)
+                if broken is not None:
+                    raise FedrolexError(
+                        f"round {self.plan.round}: {broken} is no longer finite; lower the learning rate"
+                    )
+        self._finite = {id(tensor): tensor for tensors in new.values() for tensor in tensors.values()}
+        return new
+
+    def vouches_for(self, tensor: Tensor) -> bool:
+        """Whether a tensor of the result is known to be finite."""
+        return id(tensor) in self._finite
+
+    def _averaged_by_engine(self) -> State | None:
+        """By the engine, where it can and the average is the paper's: by position, of one section."""
+        homes = {upload.job.sections for upload, _ in self._waiting}
+        if self.normaliser != "per_position" or len(homes) != 1 or self._folds:
+            return None
+        ((section, *more),) = homes
+        if more:
+            return None
+        uploads, weights = [upload for upload, _ in self._waiting], [weight for _, weight in self._waiting]
+        self.by_engine = self.engine.average(uploads, weights, self.label_axis)
+        if self.by_engine is None:
+            return None
+        return {section: {**self.plan.tensors[section], **self.by_engine.state}}
+
+    def _fold_what_waits(self) -> None:
+        groups: dict[object, list[tuple[Upload, float]]] = {}
+        for upload, weight in self._waiting:
+            groups.setdefault((upload.job.source, upload.job.capacity), []).append((upload, weight))
+        for group in groups.values():
+            uploads, weights = [upload for upload, _ in group], [weight for _, weight in group]
+            self._seen(uploads)
+            job, keys = uploads[0].job, [upload.job.key for upload in uploads]
+            split = [self._parts(job, upload.tensors) for upload in uploads]
+            for place, section in enumerate(split[0]):
+                rows = None if place or self.label_axis is None else [self._rows(each) or {} for each in uploads]
+                parts = [each[section] for each in split]
+                self._fold(section, job).add_all(keys, parts, job.window, weights, rows)
+        self._waiting.clear()
+
+    def _parts(self, job: Job, tensors: Tensors) -> dict[str, Tensors]:
+        """An answer's tensors by the section they go to."""
+        if len(job.sections) == 1:
+            return {job.sections[0]: tensors}
+        home = {name: section for section in job.sections for name in self.plan.tensors[section]}
+        return {
+            section: {name: tensor for name, tensor in tensors.items() if home[name] == section}
+            for section in job.sections
+        }
+
+    def _fold(self, section: str, job: Job) -> Fold:
+        if section not in self._folds:
+            gone = self._elsewhere.get(section, set())
+            base = {name: tensor for name, tensor in self.plan.tensors[section].items() if name not in gone}
+            self._folds[section] = Fold(self.plan.axes(job), base, normaliser=self.normaliser)
+        return self._folds[section]
+
+    def _rows(self, upload: Upload) -> Rows | None:
+        return None if self.label_axis is None else {self.label_axis: upload.labels or ()}

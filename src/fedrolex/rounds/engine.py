@@ -1,0 +1,96 @@
+"""An engine: runs the client work of one cohort."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedrolex.clients.messages import Failure, RoundPlan, Tensors, Upload
+from fedrolex.clients.slot import Precision
+from fedrolex.clients.work import LocalTraining
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The server's new tensors of a network.
+
+    Attributes:
+        state: by name.
+        drift: how far the clients of each capacity drifted, see :mod:`fedrolex.rounds.drift`.
+        finite: whether all values are finite, where the engine has looked.
+    """
+
+    state: Tensors
+    drift: Mapping[str, float]
+    finite: bool | None = None
+
+
+class Engine(ABC):
+    """Runs the client work of one cohort; knows nothing of methods.
+
+    Args:
+        precision: of the products of the forward and backward pass.
+        device: where clients train; an engine that cannot run there raises FedrolexError.
+
+    Attributes:
+        together: whether uploads stay good until the next round; known once a round has given its first answer.
+    """
+
+    together: bool = False
+
+    def __init__(self, *, precision: Precision = "fp32", device: torch.device | None = None) -> None:
+        self.precision = precision
+        self.device = torch.device("cpu") if device is None else device
+
+    def supports(self, work: RoundPlan) -> str | None:
+        """Why this engine cannot run a round's client work, in a few words; None where it can."""
+        return None
+
+    @abstractmethod
+    def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
+        """One answer a job, in the order of the jobs."""
+
+    def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
+        """The selective average by position of a round's uploads where they lie; None where the engine cannot.
+
+        With ``label_axis``, the axis of the classes, a class counts for the clients that hold it only.
+        """
+        return None
+
+    def release(self) -> bool:
+        """Give back memory of the device that is held from round to round; whether there was any."""
+        return False
+
+
+HOOKS = frozenset({"before", "after", "objective", "pull", "correct", "rate", "steps"})
+"""What an engine that has its own loop over steps still calls of a client's work."""
+
+
+def unknown_hooks(work: LocalTraining, known: Collection[str] = HOOKS) -> str | None:
+    """Why an engine that calls only the ``known`` hooks cannot run a client's work; None where it can."""
+    own = sorted(work.changed - set(known))
+    return f"{type(work).__name__} has its own {', '.join(own)}" if own else None
+
+
+def interrupted(plan: RoundPlan) -> str | None:
+    """Why an engine that trains clients together cannot run a round in which some stop earlier; None where none do."""
+    if plan.deadline is not None:
+        return "only loop can interrupt a client at its deadline"
+    return None if plan.uninterrupted else "stragglers do a part of their work"
+
+
+FULL = ("out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "can't allocate memory")
+
+
+def out_of_memory(failure: BaseException | None) -> bool:
+    """Whether memory ran out, in PyTorch, in a library below it or in the driver: that is the failure or led to it."""
+    while failure is not None:
+        if isinstance(failure, torch.OutOfMemoryError):
+            return True
+        if isinstance(failure, RuntimeError) and any(words in str(failure) for words in FULL):
+            return True
+        failure = failure.__cause__ or failure.__context__
+    return False

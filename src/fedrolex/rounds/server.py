@@ -1,0 +1,122 @@
+"""The server's side of a run: what is trained, by whom, and the tensors it stands at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.clients.messages import MODEL, Job, Network, Tensors
+from fedrolex.core.errors import FedrolexError
+from fedrolex.rounds.client_states import ClientStates
+from fedrolex.rounds.fleet import Fleet
+from fedrolex.slicing.schemes import Scheme, Static
+from fedrolex.slicing.windows import Window
+from fedrolex.tasks.task import Task
+
+if TYPE_CHECKING:
+    from fedrolex.tasks.classification import Classification
+
+State = dict[str, dict[str, Tensor]]
+"""The server's tensors: by section, then by name."""
+
+
+@dataclass
+class Server:
+    """What a method sees of a run.
+
+    Attributes:
+        task, fleet: what is learned, and by whom.
+        networks: the models that clients train; :data:`MODEL` is the main one.
+        seed: of all random streams.
+        scale: how many times wider the server's model is than the task's.
+        scheme: which nodes of the main network a client trains.
+        state: the server's tensors. A network's tensors are in the section of its name; a method adds sections.
+        round: the next round, counted from 0.
+        clients: what clients keep between rounds, where the method needs it.
+    """
+
+    task: Task
+    fleet: Fleet
+    networks: Mapping[str, Network]
+    seed: int = 0
+    scale: int = 1
+    scheme: Scheme = field(default_factory=Static)
+    state: State = field(default_factory=dict)
+    round: int = 0
+    clients: ClientStates | None = None
+
+    def __post_init__(self) -> None:
+        self._bytes: dict[tuple[object, ...], int] = {}
+        for name, network in self.networks.items():
+            tensors = network.axes.state(network.module)
+            self.state.setdefault(name, {name: tensor.clone() for name, tensor in tensors.items()})
+
+    @property
+    def main(self) -> Network:
+        """The main network."""
+        return self.networks[MODEL]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server's tensors are."""
+        return next(iter(self.state[MODEL].values())).device
+
+    def trainable(self, network: str = MODEL) -> list[str]:
+        """Names of the parameters of a network that training changes."""
+        known = self.state[network]
+        return [n for n, p in self.networks[network].module.named_parameters() if p.requires_grad and n in known]
+
+    def window(self, round: int, capacity: Fraction, client: int = 0) -> Window:
+        """Which nodes of the main network a client of a capacity trains in a round."""
+        return self.scheme.window(self.main.axes, round=round, capacity=capacity, client=client)
+
+    def tensors(self, *sections: str) -> dict[str, Tensor]:
+        """The tensors of sections together; where two have the same name, the later section's."""
+        return {name: tensor for section in sections for name, tensor in self.state[section].items()}
+
+    def loaded(self, *sections: str, network: str = MODEL) -> nn.Module:
+        """A network's module with the tensors of these sections."""
+        found = self.networks[network]
+        found.axes.load(found.module, self.tensors(*(sections or (network,))))
+        return found.module
+
+    def bytes(self, job: Job) -> int:
+        """The size of a job's part of its network: parameters and buffers, in their precision."""
+        axes = self.networks[job.network].axes
+        widths = axes.widths(job.window)
+        key = (job.network, *widths.values())
+        if key not in self._bytes:
+            whole = self.tensors(*job.sections)
+            self._bytes[key] = sum(prod(axes.shape(n, widths)) * t.element_size() for n, t in whole.items())
+        return self._bytes[key]
+
+    @property
+    def classification(self) -> Classification:
+        """The task, which is one of classes."""
+        from fedrolex.tasks.classification import Classification
+
+        if not isinstance(self.task, Classification):
+            raise FedrolexError(f"this method compares scores of classes, not those of {self.task.name}")
+        return self.task
+
+
+def flat(state: State) -> dict[str, Tensor]:
+    """A state as one mapping, ``section:name`` to tensor, as in checkpoints."""
+    return {f"{section}:{name}": tensor for section, tensors in state.items() for name, tensor in tensors.items()}
+
+
+def sections(tensors: Tensors) -> State:
+    """The inverse of :func:`flat`."""
+    state: State = {}
+    for key, tensor in tensors.items():
+        section, colon, name = key.partition(":")
+        if not colon:
+            raise FedrolexError(f"tensor {key!r} is in no section")
+        state.setdefault(section, {})[name] = tensor
+    return state

@@ -1,0 +1,92 @@
+"""Callbacks: what is told of a run while it goes on. The project's own are callbacks like anyone's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedrolex.clients.messages import MODEL, Upload
+from fedrolex.rounds.drift import Drift
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import State
+
+if TYPE_CHECKING:
+    from fedrolex.runs.training import Training
+
+
+class Callback:
+    """Told of everything that happens in a run; each hook does nothing unless it is overridden.
+
+    A hook may add to ``row``, the metrics of a round: what JSON can hold. A callback changes nothing else.
+    """
+
+    def begin(self, training: Training, folder: Path | None) -> None:
+        """Before the first round, or the first after a resume; ``folder`` is the run's, None without one."""
+
+    def round_begins(self, round: Round) -> None:
+        """The clients have been asked; none has answered."""
+
+    def folded(self, round: Round, uploads: Sequence[Upload]) -> None:
+        """Answers of one window are being averaged; their tensors are good only now.
+
+        Not called for answers that an engine averages itself.
+        """
+
+    def round_ends(self, round: Round, new: State, row: dict[str, Any]) -> None:
+        """The round counts; ``new`` are the sections of the server's state that it changed."""
+
+    def row(self, training: Training, row: dict[str, Any]) -> None:
+        """The metrics of a round are complete, evaluation included."""
+
+    def end(self, training: Training) -> None:
+        """The run is over, finished or not."""
+
+
+class DriftByCapacity(Callback):
+    """How far the clients of each capacity drift apart: ``drift`` in the metrics, see :mod:`fedrolex.rounds.drift`."""
+
+    def round_begins(self, round: Round) -> None:
+        """Begin to measure the round."""
+        self._drift = Drift(round.server.main.axes, round.state[MODEL])
+
+    def folded(self, round: Round, uploads: Sequence[Upload]) -> None:
+        """Measure answers for the server's model; models of their own do not drift from each other."""
+        job = uploads[0].job
+        if job.sections[0] != MODEL:
+            return
+        if len(uploads) == 1 and not round.average.engine.together:
+            self._drift.add(job.client, job.capacity, uploads[0].tensors, job.window)
+        else:
+            self._drift.add_all(job.capacity, [upload.tensors for upload in uploads], job.window)
+
+    def round_ends(self, round: Round, new: State, row: dict[str, Any]) -> None:
+        """Tell the drift, as the engine measured it or as it was measured here."""
+        done = round.average.by_engine
+        averaged = {**round.state, **new}[MODEL]
+        row["drift"] = dict(done.drift) if done is not None else self._drift.by_capacity(averaged)
+
+
+class TensorBoard(Callback):
+    """Writes metrics for TensorBoard into the run's folder."""
+
+    SCALARS = ("train_loss", "loss", "global_accuracy", "local_accuracy", "local_accuracy_masked", "clients")
+
+    def begin(self, training: Training, folder: Path | None) -> None:
+        """Open the board; what it says of rounds that are done again is dropped."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        where = None if folder is None else str(folder / "tensorboard")
+        self._board: Any = SummaryWriter(where, purge_step=training.server.round)
+
+    def row(self, training: Training, row: dict[str, Any]) -> None:
+        """Write the metrics of a round."""
+        for name in self.SCALARS:
+            if row.get(name) is not None:
+                self._board.add_scalar(name, row[name], row["round"])
+        for capacity, drift in row.get("drift", {}).items():
+            self._board.add_scalar(f"drift/{capacity}", drift, row["round"])
+
+    def end(self, training: Training) -> None:
+        """Close the board."""
+        self._board.close()

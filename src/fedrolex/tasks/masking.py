@@ -1,0 +1,24 @@
+"""Scores of classes that a client does not hold."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Mask = Literal["none", "zero", "neg_inf"]
+
+
+def masked(scores: Tensor, held: Tensor, mask: Mask) -> Tensor:
+    """Scores with those of classes the client does not hold taken out.
+
+    Args:
+        scores: ``(…, classes)``.
+        held: bool ``(classes,)``.
+        mask: ``zero`` puts 0 in their place, as HeteroFL and FedRolex do (an absent class still has weight
+            e⁰ in the softmax, and wins where all present ones are negative); ``neg_inf`` removes them.
+    """
+    if mask == "none":
+        return scores
+    return torch.where(held, scores, 0.0 if mask == "zero" else -torch.inf)
