@@ -55,9 +55,7 @@ class Method:
                 ("validation", "held-out examples to judge by: set task.validation to a share", task.validation),
             ):
                 if getattr(needs, what) and not given:
-                    raise FedrolexError(
-                        f"{self.name} needs {why}; in Python, {what}= of Classification or Task.split"
-                    )
+                    raise FedrolexError(f"{self.name} needs {why}; in Python, {what}= of Classification or Task.split")
             if task.models and not needs.families:
                 raise FedrolexError(
                     f"{self.name} brings clients together by their weights: task.models needs a method that compares "

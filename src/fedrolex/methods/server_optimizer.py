@@ -43,7 +43,9 @@ class ServerOptimizer:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Kind):
-            raise FedrolexError(f"method.server_optimizer.name is {self.name!r}: use one of {', '.join(get_args(Kind))}")
+            raise FedrolexError(
+                f"method.server_optimizer.name is {self.name!r}: use one of {', '.join(get_args(Kind))}"
+            )
         check_numbers("method.server_optimizer", self, least={}, positive=("lr", "floor"))
         for name in ("momentum", "second"):
             if not 0 <= getattr(self, name) < 1:

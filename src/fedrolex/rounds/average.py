@@ -30,6 +30,10 @@ class Average:
         normaliser: what averages divide by, see :class:`~fedrolex.slicing.fold.Fold`.
         label_axis: the axis of the classes, where a class counts for the clients that hold it only.
         seen: called with answers of one window when they are folded in, while their tensors are good.
+
+    Attributes:
+        new: the result, once it was asked for.
+        by_engine: the engine's average, where the engine took it.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Average:
             plan, engine, normaliser, label_axis, seen,
         )  # fmt: skip
         self.by_engine: Averaged | None = None
+        self.new: State = {}
         self._finite: dict[int, Tensor] = {}
         self._folds: dict[str, Fold] = {}
         self._waiting: list[tuple[Upload, float]] = []
@@ -83,6 +88,7 @@ class Average:
                     raise FedrolexError(
                         f"round {self.plan.round}: {broken} is no longer finite; lower the learning rate"
                     )
+        self.new = new
         self._finite = {id(tensor): tensor for tensors in new.values() for tensor in tensors.values()}
         return new
 

@@ -62,9 +62,11 @@ class DriftByCapacity(Callback):
 
     def round_ends(self, round: Round, new: State, row: dict[str, Any]) -> None:
         """Tell the drift, as the engine measured it or as it was measured here."""
-        done = round.average.by_engine
-        averaged = {**round.state, **new}[MODEL]
-        row["drift"] = dict(done.drift) if done is not None else self._drift.by_capacity(averaged)
+        done, averaged = round.average.by_engine, round.average.new.get(MODEL)
+        if done is not None:
+            row["drift"] = dict(done.drift)
+        else:
+            row["drift"] = {} if averaged is None else self._drift.by_capacity(averaged)
 
 
 class TensorBoard(Callback):

@@ -203,9 +203,7 @@ class Training:
             fresh = {n: t for n, t in tensors.items() if t is not old.get(n) and not round.average.vouches_for(t)}
             broken = not_finite(fresh)
             if broken is not None:
-                raise FedrolexError(
-                    f"round {round.number}: {broken} is no longer finite after the server's step"
-                )
+                raise FedrolexError(f"round {round.number}: {broken} is no longer finite after the server's step")
         return new
 
     def _commit(self, round: Round, new: State) -> None:
@@ -252,9 +250,7 @@ class Training:
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin with given weights of the main network, plain or as in a checkpoint."""
         for section in self.server.networks:
-            known = {
-                name: tensors.get(f"{section}:{name}", tensors.get(name)) for name in self.server.state[section]
-            }
+            known = {name: tensors.get(f"{section}:{name}", tensors.get(name)) for name in self.server.state[section]}
             missing = next((name for name, tensor in known.items() if tensor is None), None)
             if missing is not None:
                 raise FedrolexError(f"there is no tensor {missing!r}: the weights do not fit this model")
