@@ -10,7 +10,7 @@ from small import hand_made
 from torch import Tensor
 
 from fedrolex import Axes, FedrolexError, Fold, Links, Random, Rolling, Static, Window
-from fedrolex.slicing import WHOLE, Run, pick
+from fedrolex.slicing import WHOLE, Arc, pick
 
 MATRIX = hand_made(
     {"out": 6, "in": 5, "classes": 4},
@@ -33,15 +33,15 @@ def test_the_papers_averages() -> None:
     """Round 0 of the worked example: a, b from the large client, e from the small one, c, d the mean of both."""
     axes = vector(5)
     fold = Fold(axes, {"v": torch.zeros(5)})
-    fold.add("large", {"v": torch.tensor([1.0, 2.0, 3.0, 4.0])}, Window({"k": Run(0, 4, 5)}))
-    fold.add("small", {"v": torch.tensor([30.0, 40.0, 50.0])}, Window({"k": Run(2, 3, 5)}))
+    fold.add("large", {"v": torch.tensor([1.0, 2.0, 3.0, 4.0])}, Window({"k": Arc(0, 4, 5)}))
+    fold.add("small", {"v": torch.tensor([30.0, 40.0, 50.0])}, Window({"k": Arc(2, 3, 5)}))
     assert fold.average()["v"].tolist() == [1.0, 2.0, 16.5, 22.0, 50.0]
 
 
 def test_untouched_positions_are_not_zeroed() -> None:
     """A peer divides by one after subtracting the old value, which makes [2, 2, 0, 0] of [1, 1, 5, 5]."""
     fold = Fold(vector(4), {"v": torch.tensor([1.0, 1.0, 5.0, 5.0])})
-    fold.add(0, {"v": torch.tensor([2.0, 2.0])}, Window({"k": Run(0, 2, 4)}))
+    fold.add(0, {"v": torch.tensor([2.0, 2.0])}, Window({"k": Arc(0, 2, 4)}))
     assert fold.average()["v"].tolist() == [2.0, 2.0, 5.0, 5.0]
 
 
@@ -79,8 +79,8 @@ def test_the_three_normalisers() -> None:
 
     def folded(**kwargs: object) -> list[float]:
         fold = Fold(axes, base, **kwargs)  # type: ignore[arg-type]
-        fold.add(0, {"v": torch.tensor([12.0, 12.0])}, Window({"k": Run(0, 2, 3)}))
-        fold.add(1, {"v": torch.tensor([14.0, 14.0])}, Window({"k": Run(1, 2, 3)}))
+        fold.add(0, {"v": torch.tensor([12.0, 12.0])}, Window({"k": Arc(0, 2, 3)}))
+        fold.add(1, {"v": torch.tensor([14.0, 14.0])}, Window({"k": Arc(1, 2, 3)}))
         return [float(x) for x in fold.average()["v"]]
 
     assert folded() == [12.0, 13.0, 14.0]
@@ -92,7 +92,7 @@ def test_the_three_normalisers() -> None:
 def test_rows_nobody_trained_keep_their_bits_and_the_others_come_from_their_holders() -> None:
     """Two clients with disjoint classes: each row of the head is that of its only holder."""
     axes, base = MATRIX, base_of(MATRIX)
-    window = Window({"out": Run(4, 3, 6)})
+    window = Window({"out": Arc(4, 3, 6)})
     parts = [{n: torch.randn(axes.region(n, window).shape) for n in base} for _ in range(2)]
     fold = Fold(axes, base)
     fold.add(0, parts[0], window, rows={"classes": [0, 2]})
@@ -109,7 +109,7 @@ def test_rows_nobody_trained_keep_their_bits_and_the_others_come_from_their_hold
 def test_rows_count_only_where_the_window_holds_them() -> None:
     axes = vector(5)
     fold = Fold(axes, {"v": torch.zeros(5)})
-    fold.add(0, {"v": torch.tensor([7.0, 8.0, 9.0])}, Window({"k": Run(3, 3, 5)}), rows={"k": [0, 1, 4]})
+    fold.add(0, {"v": torch.tensor([7.0, 8.0, 9.0])}, Window({"k": Arc(3, 3, 5)}), rows={"k": [0, 1, 4]})
     assert fold.average()["v"].tolist() == [9.0, 0.0, 0.0, 0.0, 8.0]
 
 
@@ -137,7 +137,7 @@ def test_half_precision_is_summed_in_single() -> None:
 def test_change_is_what_a_server_optimiser_steps_along() -> None:
     axes, base = vector(4), {"v": torch.tensor([1.0, 2.0, 3.0, 4.0])}
     fold = Fold(axes, base)
-    fold.add(0, {"v": torch.tensor([5.0, 5.0])}, Window({"k": Run(1, 2, 4)}))
+    fold.add(0, {"v": torch.tensor([5.0, 5.0])}, Window({"k": Arc(1, 2, 4)}))
     assert fold.change()["v"].tolist() == [0.0, 3.0, 2.0, 0.0]
 
 
@@ -154,7 +154,7 @@ def test_missing_links_stay_zero() -> None:
 def test_the_cut_memory_layout_does_not_matter() -> None:
     axes = hand_made({"out": 6, "in": 4}, {"k": ["out", "in", 3, 3]})
     base = {"k": torch.randn(6, 4, 3, 3).to(memory_format=torch.channels_last)}
-    window = Window({"out": Run(5, 4, 6), "in": Run(2, 3, 4)})
+    window = Window({"out": Arc(5, 4, 6), "in": Arc(2, 3, 4)})
     part = axes.take(base, window)["k"]
     assert torch.equal(part, base["k"][[5, 0, 1, 2]][:, [2, 3, 0]])
     fold = Fold(axes, base)
@@ -208,7 +208,7 @@ def windows(draw: st.DrawFn) -> Window:
     spans = {}
     for name, size in MATRIX.full.items():
         chosen = draw(st.permutations(range(size)))[: draw(st.integers(1, size))]
-        spans[name] = draw(st.sampled_from([pick(chosen, size), Run(chosen[0], len(chosen), size)]))
+        spans[name] = draw(st.sampled_from([pick(chosen, size), Arc(chosen[0], len(chosen), size)]))
     return Window(spans)
 
 
@@ -327,8 +327,8 @@ def test_a_client_counts_once() -> None:
             lambda: Fold(MATRIX, base_of(MATRIX)).add(0, good()[0], good()[1], rows={"classes": [9]}),
             "client 0: rows of classes",
         ),
-        (lambda: MATRIX.take(base_of(MATRIX), Window({"z": Run(0, 1, 2)})), "does not have"),
-        (lambda: MATRIX.take(base_of(MATRIX), Window({"out": Run(0, 1, 2)})), "it has 6"),
+        (lambda: MATRIX.take(base_of(MATRIX), Window({"z": Arc(0, 1, 2)})), "does not have"),
+        (lambda: MATRIX.take(base_of(MATRIX), Window({"out": Arc(0, 1, 2)})), "it has 6"),
         (lambda: MATRIX.put(base_of(MATRIX), {"w": torch.zeros(1, 1)}, WHOLE), "w has shape"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrolex import FedrolexError, Window
-from fedrolex.slicing import Cat, Fixed, Layout, Pick, Prod, Ref, Run
+from fedrolex.slicing import Arc, Cat, Fixed, Layout, Pick, Prod, Ref
 from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.regions import regions
 
@@ -59,7 +59,7 @@ def test_strided_blocks_are_the_positions(layout: Layout, sa: int, wa: int, sb: 
     """The blocks of a contiguous window cover exactly the positions, in order, with two pieces a leaf at most."""
     import torch
 
-    runs = {"a": Run(sa, wa, 4), "b": Run(sb, wb, 3)}
+    runs = {"a": Arc(sa, wa, 4), "b": Arc(sb, wb, 3)}
     full = layouts.size(layout, SIZES)
     region = regions("t", (layout,), SIZES, Window(runs))
     wanted = layouts.positions(layout, SIZES, lambda axis: runs[axis].indices())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedrolex import Axes, FedrolexError, Fold, Window, trace
-from fedrolex.slicing import Run, pick
+from fedrolex.slicing import Arc, pick
 
 BLOCKS = (
     "conv",
@@ -124,7 +124,7 @@ def draw_window(data: st.DataObject, axes: Axes, *, full: bool = False) -> Windo
         order = data.draw(st.permutations(range(axis.size)), label=axis.name)
         count = axis.size if full else data.draw(st.integers(1, axis.size))
         spans[axis.name] = (
-            pick(order[:count], axis.size) if data.draw(st.booleans()) else Run(order[0], count, axis.size)
+            pick(order[:count], axis.size) if data.draw(st.booleans()) else Arc(order[0], count, axis.size)
         )
     return Window(spans)
 

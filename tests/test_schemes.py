@@ -25,7 +25,7 @@ from fedrolex import (
     coverage,
     spread,
 )
-from fedrolex.slicing import Axis, Pick, Run, exact, pick, width
+from fedrolex.slicing import Arc, Axis, Pick, exact, pick, width
 
 PINNED = [10, 12, 16, 17, 18, 19, 31, 33, 35, 36, 37, 42, 47, 48, 51, 62]
 
@@ -232,7 +232,7 @@ def test_ordered_windows_nest_inside_the_clients() -> None:
     scheme = Ordered(widths=("1/5", "2/5", "3/5", "4/5", "1"))
     assert held(scheme, axes, 4, "3/5") == [0, 1, 2, 3, 4, 5]
     assert scheme.choices("3/5") == [Fraction(1, 5), Fraction(2, 5), Fraction(3, 5)]
-    assert scheme.inner(axes, "3/5", "1/5")["k"] == Run(0, 2, 6)
+    assert scheme.inner(axes, "3/5", "1/5")["k"] == Arc(0, 2, 6)
     with pytest.raises(FedrolexError, match="larger than the client's capacity"):
         scheme.inner(axes, "1/5", "2/5")
 
@@ -246,7 +246,7 @@ def test_select_is_the_primitive() -> None:
     assert odd["k"] == Pick((5, 1, 2), 8)
     mixed = hand_made({"k": 8, "j": 8}, {"w": ["k", "j"]})
     both = Select(keys=lambda round, client: {"k": [5]}, base=Rolling()).window(mixed, round=1, capacity="1/4")
-    assert both["j"] == Run(1, 2, 8)
+    assert both["j"] == Arc(1, 2, 8)
     assert both["k"].indices().tolist() == [5]
 
 
@@ -289,15 +289,15 @@ def test_a_contiguous_list_becomes_a_run(size: int, data: st.DataObject) -> None
     span = pick(chosen, size)
     assert span.indices().tolist() == chosen
     contiguous = all((a + 1) % size == b for a, b in pairwise(chosen))
-    assert isinstance(span, Run) == contiguous
+    assert isinstance(span, Arc) == contiguous
     assert Window.decode(Window({"k": span}).encode()) == Window({"k": span})
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Run(8, 1, 8), "start must be in"),
-        (lambda: Run(0, 9, 8), "width in"),
+        (lambda: Arc(8, 1, 8), "start must be in"),
+        (lambda: Arc(0, 9, 8), "width in"),
         (lambda: pick([], 8), "at least one"),
         (lambda: pick([1, 1], 8), "twice"),
         (lambda: pick([8], 8), "index 8"),

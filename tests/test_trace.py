@@ -13,7 +13,7 @@ from small import Residual, residual_axes, same_as_built
 from torch import Tensor, nn
 
 from fedrolex import Axes, FedrolexError, Hints, Random, Rolling, Static, Window, trace
-from fedrolex.slicing import WHOLE, Cat, Fixed, Prod, Ref, Run, pick
+from fedrolex.slicing import WHOLE, Arc, Cat, Fixed, Prod, Ref, pick
 
 
 def kinds(axes: Axes) -> dict[str, tuple[int, str]]:
@@ -169,7 +169,7 @@ def test_packed_projections_rotary_pairs_and_tied_rows() -> None:
     )
     assert axes.tensors["rates"].dims == (Ref("qkv"),), "the rates of the rotation belong to the axis"
     assert axes.axes["embed.rows"].kind == "rows"
-    window = Window({"qkv": Run(3, 2, 4), "qkv.v": Run(4, 3, 6)})
+    window = Window({"qkv": Arc(3, 2, 4), "qkv.v": Arc(4, 3, 6)})
     model = Packed()
     cut = axes.cut(model, window)
     native = Packed(half=2, inner=3)
@@ -207,7 +207,7 @@ class Recurrent(nn.Module):
 def test_recurrent_gates_share_the_hidden_axis(cell: str, both: bool) -> None:
     axes = trace(Recurrent(cell, both=both), torch.randint(0, 13, (2, 5)))
     hidden = next(axis for axis in axes.cut_axes if axis.size == 8)
-    window = Window({hidden.name: Run(6, 4, 8)})
+    window = Window({hidden.name: Arc(6, 4, 8)})
     args = {"cell": cell, "both": both}
     same_as_built(Recurrent, args, {**args, "hidden": 4}, window, axes, torch.randint(0, 13, (2, 5)))
 
@@ -233,7 +233,7 @@ def test_concatenation_gating_and_pixel_shuffle() -> None:
     axes = trace(Joined(), torch.randn(2, 3, 4, 4))
     assert axes.tensors["mix.weight"].dims[1] == Cat((Ref("left"), Ref("right")))
     assert axes.tensors["mix.weight"].dims[0] == Cat((Ref("mix"), Ref("mix")))
-    window = Window({"left": Run(3, 2, 4), "right": Run(1, 3, 6), "mix": Run(4, 3, 6), "more": Run(5, 3, 6)})
+    window = Window({"left": Arc(3, 2, 4), "right": Arc(1, 3, 6), "mix": Arc(4, 3, 6), "more": Arc(5, 3, 6)})
     assert set(window) <= set(axes.axes), axes.axes
     same_as_built(Joined, {}, {"a": 2, "b": 3, "gate": 3}, window, axes, torch.randn(2, 3, 4, 4))
 

@@ -6,6 +6,7 @@ from fedrolex.core.errors import FedrolexError
 from fedrolex.rounds.fleet import Fleet
 from fedrolex.slicing import (
     Axes,
+    Arc,
     Axis,
     Blocks,
     Fold,
@@ -15,7 +16,6 @@ from fedrolex.slicing import (
     Random,
     RandomMiswired,
     Rolling,
-    Run,
     Scheme,
     Select,
     Static,
@@ -34,6 +34,7 @@ except PackageNotFoundError:  # a checkout that was not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "Arc",
     "Axes",
     "Axis",
     "Blocks",
@@ -50,7 +51,6 @@ __all__ = [
     "Random",
     "RandomMiswired",
     "Rolling",
-    "Run",
     "Scheme",
     "Select",
     "Static",

@@ -17,10 +17,37 @@ from fedrolex.slicing.links import Links
 from fedrolex.slicing.published import RandomMiswired
 from fedrolex.slicing.schemes import Blocks, Ordered, Random, Rolling, Scheme, Select, Static, spread
 from fedrolex.slicing.trace import Hints, trace
-from fedrolex.slicing.windows import WHOLE, Pick, Run, Span, Window, exact, pick, width
+from fedrolex.slicing.windows import WHOLE, Arc, Pick, Span, Window, exact, pick, width
 
 __all__ = [
-    "WHOLE", "Axes", "Axis", "Blocks", "Cat", "Fixed", "Fold", "Hints", "Layout", "Links", "Note", "Ordered", "Pick",
-    "Prod", "Random", "RandomMiswired", "Ref", "Rolling", "Run", "Scheme", "Select", "Span", "Static",
-    "TensorLayout", "Window", "exact", "pick", "spread", "trace", "width",
+    "WHOLE",
+    "Arc",
+    "Axes",
+    "Axis",
+    "Blocks",
+    "Cat",
+    "Fixed",
+    "Fold",
+    "Hints",
+    "Layout",
+    "Links",
+    "Note",
+    "Ordered",
+    "Pick",
+    "Prod",
+    "Random",
+    "RandomMiswired",
+    "Ref",
+    "Rolling",
+    "Scheme",
+    "Select",
+    "Span",
+    "Static",
+    "TensorLayout",
+    "Window",
+    "exact",
+    "pick",
+    "spread",
+    "trace",
+    "width",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing import layout as layouts
-from fedrolex.slicing.windows import Run, Window, exact
+from fedrolex.slicing.windows import Arc, Window, exact
 
 if TYPE_CHECKING:
     from fedrolex.slicing.axes import Axes, Axis
@@ -57,11 +57,11 @@ class Links:
             edges.append(int(total * size))
         return edges if edges[-1] == size else [*edges, size]
 
-    def span(self, axis: Axis, first: int, last: int | None = None) -> Run:
+    def span(self, axis: Axis, first: int, last: int | None = None) -> Arc:
         """Blocks ``first`` to ``last`` (included) of an axis as a window."""
         edges = self.bounds(axis.size)
         stop = edges[(first if last is None else last) + 1]
-        return Run(edges[first], stop - edges[first], axis.size)
+        return Arc(edges[first], stop - edges[first], axis.size)
 
     def window(self, axes: Axes, first: int, last: int | None = None) -> Window:
         """Blocks ``first`` to ``last`` (included) of every axis."""

@@ -23,7 +23,7 @@ from fedrolex.slicing.capture import one_line, quiet
 from fedrolex.slicing.fidelity import distance, generic
 from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.submodel import GraphBuilder, SubModel
-from fedrolex.slicing.windows import WHOLE, Run, Window, pick, width
+from fedrolex.slicing.windows import WHOLE, Arc, Window, pick, width
 
 TOLERANCE = 1e-6
 WIDTHS = (Fraction(1, 2), Fraction(1, 4), Fraction(1, 10**6))
@@ -94,7 +94,7 @@ class Trial:
     def _rolled(self, beta: Fraction, only: Sequence[str] | None) -> Window:
         """A fraction of every axis, from two thirds of the way in."""
         cut = [a for a in self.axes.cut_axes if only is None or a.name in only]
-        return Window({a.name: Run(2 * a.size // 3, width(a.size, beta), a.size) for a in cut})
+        return Window({a.name: Arc(2 * a.size // 3, width(a.size, beta), a.size) for a in cut})
 
     def _module(self, window: Window) -> SubModel:
         module = self.builder(self.axes.widths(window), self.axes.take(self.builder.constants, window))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref
-from fedrolex.slicing.windows import Pick, Run, Span, Window
+from fedrolex.slicing.windows import Arc, Pick, Span, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _pieces(layout: Layout, full: Mapping[str, int], spans: Mapping[str, Span]) 
             span = spans.get(axis)
             if span is None:
                 return [Piece(0, 0, ((full[axis], 1, 1),))]
-            assert isinstance(span, Run)
+            assert isinstance(span, Arc)
             result, done = [], 0
             for start, length in span.pieces():
                 result.append(Piece(start, done, ((length, 1, 1),)))

@@ -17,7 +17,7 @@ from fedrolex.core.errors import FedrolexError
 from fedrolex.core.streams import sample
 from fedrolex.slicing.axes import Axes, Axis
 from fedrolex.slicing.links import Links
-from fedrolex.slicing.windows import Pick, Rounding, Run, Span, Window, exact, pick, width
+from fedrolex.slicing.windows import Arc, Pick, Rounding, Span, Window, exact, pick, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +97,10 @@ class Rolling(Scheme):
         """How far the window advances in one round."""
         return _stride(axis.size, beta, str(self.overlap))
 
-    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Run:
+    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Arc:
         shift = 0 if self.offset is None else self.offset(axis, place, round, client)
         start = (round * self.stride(axis, beta) + shift) % axis.size
-        return Run(start, self.width(axis, beta), axis.size)
+        return Arc(start, self.width(axis, beta), axis.size)
 
 
 @lru_cache(maxsize=4096)
@@ -155,19 +155,19 @@ class Blocks(Scheme):
 
     per_client: bool = False
 
-    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Run:
+    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Arc:
         w = self.width(axis, beta)
         count = -(-axis.size // w)
         block = (round + client * self.per_client) % count
-        return Run(min(block * w, axis.size - w), w, axis.size)
+        return Arc(min(block * w, axis.size - w), w, axis.size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Static(Scheme):
     """HeteroFL: always the first ⌊βK⌋ nodes."""
 
-    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Run:
-        return Run(0, self.width(axis, beta), axis.size)
+    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Arc:
+        return Arc(0, self.width(axis, beta), axis.size)
 
 
 Scope = Literal["round", "capacity", "client"]
@@ -216,8 +216,8 @@ class Ordered(Scheme):
         for fraction in self.widths:
             exact(fraction)
 
-    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Run:
-        return Run(0, self.width(axis, beta), axis.size)
+    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Arc:
+        return Arc(0, self.width(axis, beta), axis.size)
 
     def choices(self, beta: Fraction | str | float) -> list[Fraction]:
         """The widths a client of this capacity may draw, ascending."""
@@ -229,7 +229,7 @@ class Ordered(Scheme):
         outer, narrow = exact(beta), exact(p)
         if narrow > outer:
             raise FedrolexError(f"width {p} is larger than the client's capacity {beta}")
-        return Window({a.name: Run(0, self.width(a, narrow), self.width(a, outer)) for a in axes.cut_axes})
+        return Window({a.name: Arc(0, self.width(a, narrow), self.width(a, outer)) for a in axes.cut_axes})
 
 
 Keys = Mapping[str, Sequence[int]]

@@ -1,6 +1,6 @@
 """Windows: for one client in one round, which indices of each axis it holds, in which order.
 
-A contiguous window is two integers (:class:`Run`); any other is an index list (:class:`Pick`). Axes a
+A contiguous window is two integers (:class:`Arc`); any other is an index list (:class:`Pick`). Axes a
 window does not mention are whole.
 """
 
@@ -24,7 +24,7 @@ Rounding = Literal["floor", "ceil"]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Arc:
     """``width`` consecutive indices of an axis of ``size``, from ``start``, wrapping past the end to 0."""
 
     start: int
@@ -48,7 +48,7 @@ class Run:
         return (self.start + np.arange(self.width)) % self.size
 
     def pieces(self) -> list[tuple[int, int]]:
-        """At most two (start, length) slices that make up the run, in order."""
+        """At most two (start, length) slices that make up the arc, in order."""
         first = min(self.width, self.size - self.start)
         return [(self.start, first)] + ([(0, self.width - first)] if first < self.width else [])
 
@@ -84,20 +84,20 @@ class Pick:
         return np.asarray(self.chosen, dtype=np.int64)
 
 
-Span = Run | Pick
+Span = Arc | Pick
 
 
 def pick(indices: Iterable[int], size: int) -> Span:
-    """An index list as a span; a contiguous one (wrapping allowed) becomes a :class:`Run`."""
+    """An index list as a span; a contiguous one (wrapping allowed) becomes a :class:`Arc`."""
     chosen = tuple(int(i) for i in indices)
     span = Pick(chosen, size)
     if all((a + 1) % size == b for a, b in pairwise(chosen)):
-        return Run(chosen[0], len(chosen), size)
+        return Arc(chosen[0], len(chosen), size)
     return span
 
 
 class Window(Mapping[str, Span]):
-    """Axis name to :class:`Run` or :class:`Pick`; immutable, hashable, plain data.
+    """Axis name to :class:`Arc` or :class:`Pick`; immutable, hashable, plain data.
 
     Args:
         spans: the axes that are not whole.
@@ -108,9 +108,9 @@ class Window(Mapping[str, Span]):
 
     def __init__(self, spans: Mapping[str, Span], wiring: Mapping[tuple[str, int], Span] | None = None) -> None:
         for name, span in spans.items():
-            if not isinstance(span, Run | Pick):
+            if not isinstance(span, Arc | Pick):
                 raise FedrolexError(
-                    f"axis {name}: give Run(start, width, size) or pick(indices, size), not a {type(span).__name__}"
+                    f"axis {name}: give Arc(start, width, size) or pick(indices, size), not a {type(span).__name__}"
                 )
         self._spans = {name: span for name, span in spans.items() if not span.whole}
         self.wiring: Mapping[tuple[str, int], Span] = dict(wiring or {})
@@ -140,7 +140,7 @@ class Window(Mapping[str, Span]):
 
     def __repr__(self) -> str:
         def short(span: Span) -> str:
-            return f"{span.start}+{span.width}/{span.size}" if isinstance(span, Run) else f"{span.width} of {span.size}"
+            return f"{span.start}+{span.width}/{span.size}" if isinstance(span, Arc) else f"{span.width} of {span.size}"
 
         return "Window(" + ", ".join(f"{name}: {short(span)}" for name, span in self._spans.items()) + ")"
 
@@ -153,7 +153,7 @@ class Window(Mapping[str, Span]):
         if self.wiring:
             raise FedrolexError("a window of the published mis-wiring cannot be sent: it is for comparison only")
         return {
-            name: [s.start, s.width, s.size] if isinstance(s, Run) else {"pick": list(s.chosen), "size": s.size}
+            name: [s.start, s.width, s.size] if isinstance(s, Arc) else {"pick": list(s.chosen), "size": s.size}
             for name, s in self._spans.items()
         }
 
@@ -166,7 +166,7 @@ class Window(Mapping[str, Span]):
         for name, value in data.items():
             match value:
                 case [int(start), int(width), int(full)] if bool not in map(type, value):
-                    spans[name] = Run(start, width, full)
+                    spans[name] = Arc(start, width, full)
                 case {"pick": [*chosen], "size": int(full)} if all(type(i) is int for i in chosen):
                     spans[name] = Pick(tuple(chosen), full)
                 case _:
