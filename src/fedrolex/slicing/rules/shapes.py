@@ -1,4 +1,4 @@
-"""Rules for operations that move indices about: views, permutations, slices, concatenations, factories."""
+"""Rules for operations that move indices about: views, permutations, concatenations, factories."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 from fedrolex.slicing.infer import (
     Dim,
     Unknown,
-    can_cut,
     can_divide,
     concat,
-    cut_at,
     divide,
     freeze,
     product,
@@ -22,9 +20,7 @@ from fedrolex.slicing.rules.call import (
     Call,
     Dims,
     Result,
-    ToTheEnd,
     Traced,
-    broadcast,
     fixed,
     free,
     freeze_all,
@@ -234,109 +230,6 @@ def stack(call: Call) -> Dims:
             unify(a, b)
     dim = wrap(call.arg["dim"], len(first.dims) + 1)
     return [*first.dims[:dim], Unknown(len(tensors), "stacked tensors"), *first.dims[dim:]]
-
-
-@rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
-def split(call: Call) -> Result:
-    """Pieces may become unequal in a sub-model, so every spelling becomes a split by sizes."""
-    x = next(call.arg[name] for name in ("self", "tensor") if name in call.arg)
-    dim = wrap(call.arg["dim"], len(x.dims))
-    pieces: list[Dim] = []
-    rest = x.dims[dim]
-    for shape in call.shapes:
-        if not can_cut(rest, shape[dim]):
-            freeze(x.dims[dim], REGROUPED)
-            pieces = [Unknown(s[dim], REGROUPED) for s in call.shapes]
-            break
-        piece, rest = cut_at(rest, shape[dim])
-        pieces.append(piece)
-    call.replace = ("split_with_sizes", {"self": x, "split_sizes": list(pieces), "dim": dim})
-    return [[*x.dims[:dim], piece, *x.dims[dim + 1 :]] for piece in pieces]
-
-
-@rule("slice", "narrow")
-def slice_(call: Call) -> Dims:
-    x = call.arg["self"]
-    dim = wrap(call.arg["dim"], len(x.dims))
-    total, length = x.shape[dim], call.shapes[0][dim]
-    start = call.arg.get("start")
-    start = 0 if start is None else max(0, min(total, start + total if start < 0 else start))
-    step = call.arg.get("step", 1)
-    if length == total and step == 1:
-        call.rewrite.update({"length": x.dims[dim]} if call.name == "narrow" else {"end": ToTheEnd(x.dims[dim])})
-        return list(x.dims)
-    if step > 1 and start < step and total % step == 0 and length == total // step and can_divide(x.dims[dim], step):
-        outer, inner = divide(x.dims[dim], step)
-        freeze(inner, "places in a slice with a step")
-        call.rewrite["end"] = ToTheEnd(x.dims[dim])
-        return [*x.dims[:dim], outer, *x.dims[dim + 1 :]]
-    if step != 1 or not can_cut(x.dims[dim], start):
-        freeze(x.dims[dim], "sliced with a step" if step != 1 else REGROUPED)
-        return [*x.dims[:dim], Unknown(length, "slice"), *x.dims[dim + 1 :]]
-    before, rest = cut_at(x.dims[dim], start)
-    if not can_cut(rest, length):
-        freeze(x.dims[dim], REGROUPED)
-        return [*x.dims[:dim], Unknown(length, "slice"), *x.dims[dim + 1 :]]
-    kept, _ = cut_at(rest, length)
-    if call.name == "narrow":
-        call.rewrite.update(start=before, length=kept)
-    else:
-        end = ToTheEnd(x.dims[dim]) if start + length == total else concat([before, kept])
-        call.rewrite.update(start=before, end=end)
-    return [*x.dims[:dim], kept, *x.dims[dim + 1 :]]
-
-
-@rule("select", "unbind")
-def select(call: Call) -> Result:
-    x = call.arg["self"]
-    dim = wrap(call.arg["dim"], len(x.dims))
-    freeze(x.dims[dim], "single indices are picked from it")
-    rest = [*x.dims[:dim], *x.dims[dim + 1 :]]
-    return rest if call.name == "select" else [list(rest) for _ in call.shapes]
-
-
-@rule("index_select")
-def index_select(call: Call) -> Dims:
-    x, index = call.arg["self"], call.arg["index"]
-    dim = wrap(call.arg["dim"], len(x.dims))
-    freeze(x.dims[dim], "single indices are picked from it")
-    return [*x.dims[:dim], *(index.dims or fixed([1], "index")), *x.dims[dim + 1 :]]
-
-
-@rule("index", "_unsafe_index")
-def index(call: Call) -> Dims:
-    """Fancy indexing: indexed dimensions stay whole, the others pass through."""
-    x, indices = call.arg["self"], list(call.arg["indices"])
-    indices += [None] * (len(x.dims) - len(indices))
-    picked = [place for place, item in enumerate(indices) if item is not None]
-    if len(indices) != len(x.dims) or not picked:
-        freeze_all(call.tensors(), "indexed by a mask")
-        return fixed(call.shapes[0], "index")
-    for place in picked:
-        freeze(x.dims[place], "single indices are picked from it")
-    new = len(call.shapes[0]) - (len(x.dims) - len(picked))
-    together = picked == list(range(picked[0], picked[-1] + 1))
-    first = picked[0] if together else 0
-    shape = call.shapes[0][first : first + new]
-    chosen = broadcast([indices[place] for place in picked], shape)
-    kept = [dim for place, dim in enumerate(x.dims) if place not in picked]
-    return [*kept[:first], *chosen, *kept[first:]]
-
-
-@rule("gather", "take_along_dim")
-def gather(call: Call) -> Dims:
-    x, index = call.arg["self"], call.arg.get("index", call.arg.get("indices"))
-    dim = call.arg["dim"]
-    if index is None or dim is None or len(index.dims) != len(x.dims):
-        freeze_all(call.tensors(), call.name)
-        return fixed(call.shapes[0], call.name)
-    dim = wrap(dim, len(x.dims))
-    for place, (a, b) in enumerate(zip(x.dims, index.dims, strict=True)):
-        if place == dim or x.shape[place] != index.shape[place]:
-            freeze(a, "single indices are picked from it")
-        else:
-            unify(a, b)
-    return list(index.dims)
 
 
 @rule("pad", "constant_pad_nd")
