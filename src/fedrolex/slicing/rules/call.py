@@ -8,6 +8,8 @@ from typing import Any
 
 from fedrolex.slicing.infer import Dim, Unknown, freeze, unify
 
+REGROUPED = "regrouped in a way that is not followed"
+
 
 @dataclass(frozen=True)
 class Traced:

@@ -14,6 +14,7 @@ from fedrolex.slicing.infer import (
     unify,
 )
 from fedrolex.slicing.rules.call import (
+    REGROUPED,
     Call,
     Dims,
     Result,

@@ -17,6 +17,7 @@ from fedrolex.slicing.infer import (
     unify,
 )
 from fedrolex.slicing.rules.call import (
+    REGROUPED,
     Call,
     Dims,
     Result,
@@ -27,8 +28,6 @@ from fedrolex.slicing.rules.call import (
     rule,
     wrap,
 )
-
-REGROUPED = "regrouped in a way that is not followed"
 
 
 def regroup(x: Traced, shape: Sequence[int]) -> list[Dim]:
