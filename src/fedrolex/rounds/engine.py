@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -37,9 +38,12 @@ class Engine(ABC):
 
     Attributes:
         together: whether uploads stay good until the next round; known once a round has given its first answer.
+        shares_process: whether several such engines may work at once in threads of one process, each for a run of its
+            own, and still give the same results as one after the other.
     """
 
     together: bool = False
+    shares_process: ClassVar[bool] = False
 
     def __init__(self, *, precision: Precision = "fp32", device: torch.device | None = None) -> None:
         self.precision = precision

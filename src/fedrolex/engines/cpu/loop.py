@@ -21,6 +21,8 @@ SlotKey = tuple[str, tuple[tuple[str, int], ...]]
 class Loop(Engine):
     """Plain and obviously right, on a CPU or a GPU; runs every client's work."""
 
+    shares_process = True
+
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self._slots: dict[SlotKey, Slot] = {}

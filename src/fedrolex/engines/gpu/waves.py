@@ -1,0 +1,155 @@
+"""What engines on a GPU have in common: they train many clients at once, as many as the memory holds."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
+from fedrolex.clients.slot import Precision
+from fedrolex.core.errors import FedrolexError
+from fedrolex.engines.gpu.sharing import GATE, POOL, STREAMS
+from fedrolex.rounds.engine import Engine, out_of_memory
+
+
+class Waves(Engine):
+    """Trains clients in waves; a wave is trained at once.
+
+    What was captured for the clients of a wave is kept for later rounds. Where memory runs out, what is kept is
+    given back; if nothing was kept, waves get smaller.
+
+    A subclass says how a wave is trained (:meth:`_wave`), whether it keeps anything on the device (:meth:`_holds`), and
+    how to drop what it keeps (:meth:`_clear`). Captured steps run on streams from :meth:`_stream`.
+
+    Args:
+        precision: of the products of the forward and backward pass.
+        device: a CUDA device.
+        most: clients of a wave.
+        rehearsed: take a CPU, too, where the same steps run without graphs and streams: for tests.
+    """
+
+    shares_process = True
+
+    def __init__(
+        self,
+        *,
+        precision: Precision = "fp32",
+        device: torch.device | None = None,
+        most: int = 256,
+        rehearsed: bool = False,
+    ) -> None:
+        super().__init__(precision=precision, device=device)
+        if self.device.type != "cuda" and not rehearsed:
+            name = getattr(type(self), "name", type(self).__name__.lower())
+            raise FedrolexError(f"engine {name} needs a CUDA device: use auto, loop or crew on a CPU")
+        self.most = most
+        self._allocated = 0
+        self._made_for: tuple[object, ...] = ()
+        self._streams: list[Any] = []
+        weakref.finalize(self, _give_back, self._streams)
+
+    # --- what a subclass says ---
+
+    @abstractmethod
+    def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> list[Upload | Failure]:
+        """The answers of jobs that are trained at once, in their order; a lack of memory is raised."""
+
+    @abstractmethod
+    def _holds(self) -> bool:
+        """Whether anything is kept on the device from round to round."""
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Drop what is kept on the device; the next round makes it anew."""
+
+    # --- a round ---
+
+    def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
+        """Train the clients, wave by wave; answers come in the order of the jobs."""
+        self.together = False
+        made_for = (plan.work, plan.task, plan.networks)
+        if any(one is not other for one, other in zip(made_for, self._made_for, strict=False)):
+            self._clear()  # captured steps have another run's work in them
+        self._made_for = made_for
+        waiting, fresh = plan.jobs, not self._holds()
+        while waiting:
+            wave, rest = waiting[: self.most], waiting[self.most :]
+            answers = self._wave_answers(plan, wave, alone=fresh and len(wave) == 1, first=waiting is plan.jobs)
+            if answers is None:
+                self.release()  # places for cohorts of other rounds go first; if there were none, waves get smaller
+                self.most = -(-len(wave) // 2) if fresh else self.most
+                fresh = True
+                continue
+            self.together = len(wave) == len(plan.jobs)
+            yield from answers
+            waiting, fresh = rest, False
+
+    def release(self) -> bool:
+        """Give back what is kept on the device; whether there was anything. Streams stay, with their workspaces."""
+        held = self._holds()
+        self._clear()
+        self._allocated = 0
+        gc.collect()
+        if self.device.type == "cuda":
+            with GATE.alone():
+                torch.cuda.empty_cache()
+        return held
+
+    def _wave_answers(
+        self, plan: RoundPlan, wave: Sequence[Job], *, alone: bool, first: bool
+    ) -> list[Upload | Failure] | None:
+        """What the clients of a wave answer, or None if memory was not enough.
+
+        Args:
+            plan: of the round.
+            wave: the clients' jobs.
+            alone: the wave is one client with nothing else on the device, so that a lack of memory is an error.
+            first: of the round, so that nothing has been folded yet.
+        """
+        try:
+            with GATE.passing():
+                GATE.pause()
+                answers = self._wave(plan, wave)
+                if first:
+                    self._check_room_to_fold(plan)
+            return answers
+        except RuntimeError as failure:
+            if not out_of_memory(failure):
+                raise
+            if alone:
+                what = f"one client of capacity {wave[0].capacity} at a time and the average"
+                raise FedrolexError(f"memory is not enough for {what}: use a smaller batch or model") from failure
+            return None
+
+    def _check_room_to_fold(self, plan: RoundPlan) -> None:
+        """Run out of memory now, where waves can get smaller, if averaging the answers later would.
+
+        Asked again when more is allocated than at the last time there was room.
+        """
+        if self.device.type != "cuda" or (allocated := torch.cuda.memory_allocated(self.device)) <= self._allocated:
+            return
+        folds = 1 + len({job.capacity for job in plan.jobs})  # the average, and the drift of every capacity
+        models = 2 * folds + 3  # sums and counts; one update, its change, and the new state
+        sections = {section for job in plan.jobs for section in job.sections}
+        whole = sum(tensor.nbytes for section in sections for tensor in plan.tensors[section].values())
+        windows = {(job.network, job.window) for job in plan.jobs}
+        apart = sum(plan.networks[network].axes.parameters(window) for network, window in windows)  # sums of changes
+        torch.empty(models * whole + 4 * apart, dtype=torch.uint8, device=self.device)  # is there as much?
+        self._allocated = allocated
+
+    def _stream(self, number: int) -> Any:
+        """The engine's stream of a number, the same every time: a stream's workspaces stay on the device."""
+        if self.device.type != "cuda":
+            return None
+        while len(self._streams) <= number % POOL:
+            self._streams.append(STREAMS.take(self.device))
+        return self._streams[number % POOL]
+
+
+def _give_back(streams: list[Any]) -> None:
+    STREAMS.give_back(*streams)
