@@ -11,7 +11,6 @@ from fedrolex.core.errors import FedrolexError
 from fedrolex.rounds.engine import Averaged, Engine
 from fedrolex.rounds.finite import not_finite
 from fedrolex.rounds.server import State
-
 from fedrolex.slicing.fold import Fold, Normaliser, Rows
 from fedrolex.slicing.windows import Window
 
@@ -29,9 +28,9 @@ class Average:
         engine: who answers.
         normaliser: what averages divide by, see :class:`~fedrolex.slicing.fold.Fold`.
         label_axis: the axis of the classes, where a class counts for the clients that hold it only.
-        seen: called with answers of one window when they are folded in, while their tensors are good.
 
     Attributes:
+        seen: called with answers of one window when they are folded in, while their tensors are good.
         new: the result, once it was asked for.
         by_engine: the engine's average, where the engine took it.
     """
@@ -43,23 +42,28 @@ class Average:
         *,
         normaliser: Normaliser = "per_position",
         label_axis: str | None = None,
-        seen: Seen = lambda uploads: None,
     ) -> None:
-        self.plan, self.engine, self.normaliser, self.label_axis, self._seen = (
-            plan, engine, normaliser, label_axis, seen,
-        )  # fmt: skip
+        self.plan, self.engine, self.normaliser, self.label_axis = plan, engine, normaliser, label_axis
+        self.seen: Seen | None = None
         self.by_engine: Averaged | None = None
         self.new: State = {}
         self._finite: dict[int, Tensor] = {}
         self._folds: dict[str, Fold] = {}
         self._waiting: list[tuple[Upload, float]] = []
+        self._given: Tensors = {}
+        self._as_given = True
         self._elsewhere: dict[str, set[str]] = {}  # tensors of a section that every job has in a later one
         for job in plan.jobs:
             later = (name for section in job.sections[1:] for name in plan.tensors[section])
             self._elsewhere.setdefault(job.sections[0], set()).update(later)
 
+    def offer(self, upload: Upload) -> None:
+        """Note an answer as the engine gave it: the engine itself can only average tensors that nobody replaced."""
+        self._given = upload.tensors
+
     def add(self, upload: Upload, weight: float = 1.0) -> None:
         """Take in an answer with its client's weight; a bad answer raises FedrolexError and changes nothing."""
+        self._as_given = self._as_given and upload.tensors is self._given
         if self.engine.together:
             self._waiting.append((upload, weight))
             return
@@ -69,7 +73,8 @@ class Average:
         for place, (section, part) in enumerate(parts.items()):
             rows = None if place else self._rows(upload)
             self._fold(section, upload.job).add(upload.job.key, part, upload.job.window, weight, rows)
-        self._seen([upload])
+        if self.seen is not None:
+            self.seen([upload])
 
     def add_to(self, section: str, job: Job, part: Tensors, window: Window, weight: float = 1.0) -> None:
         """Take in tensors of one section that a client sends beside its answer."""
@@ -99,7 +104,7 @@ class Average:
     def _averaged_by_engine(self) -> State | None:
         """By the engine, where it can and the average is the paper's: by position, of one section."""
         homes = {upload.job.sections for upload, _ in self._waiting}
-        if self.normaliser != "per_position" or len(homes) != 1 or self._folds:
+        if not self._as_given or self.normaliser != "per_position" or len(homes) != 1 or self._folds:
             return None
         ((section, *more),) = homes
         if more:
@@ -116,7 +121,8 @@ class Average:
             groups.setdefault((upload.job.source, upload.job.capacity), []).append((upload, weight))
         for group in groups.values():
             uploads, weights = [upload for upload, _ in group], [weight for _, weight in group]
-            self._seen(uploads)
+            if self.seen is not None:
+                self.seen(uploads)
             job, keys = uploads[0].job, [upload.job.key for upload in uploads]
             split = [self._parts(job, upload.tensors) for upload in uploads]
             for place, section in enumerate(split[0]):

@@ -145,22 +145,23 @@ class Training:
         engine = self._engine_for(plan)
         answers = engine.run(plan)
         first = next(answers, None)  # whether answers stay good is known once the engine has begun
-        average = Average(plan, engine, label_axis=self.label_axis, seen=lambda uploads: self._folded(round, uploads))
-        round = Round(self.server, plan, average)
+        average = Average(plan, engine, label_axis=self.label_axis)
+        current = Round(self.server, plan, average)
+        average.seen = lambda uploads: self._folded(current, uploads)
         for callback in self.callbacks:
-            callback.round_begins(round)
+            callback.round_begins(current)
         taken: dict[tuple[int, str], Upload] = {}
         failures: dict[str, str] = {}
         answers = answers if first is None else chain([first], answers)
         del first  # its tensors' memory may be needed before the last answer is there
         for answer in answers:
-            why = answer.why if isinstance(answer, Failure) else self._refuse_or_take(round, answer)
+            why = answer.why if isinstance(answer, Failure) else self._refuse_or_take(current, answer)
             if why is not None:
                 failures[str(answer.job.client)] = why
             elif isinstance(answer, Upload):
                 taken[answer.job.key] = replace(answer, tensors={})
             del answer  # before the next client is trained, which may need its memory
-        return round, taken, failures
+        return current, taken, failures
 
     def _engine_for(self, plan: RoundPlan) -> Engine:
         """The run's engine, or ``loop`` where the engine says that it cannot run the client work."""
@@ -182,10 +183,12 @@ class Training:
             lonely = upload.examples % self.work.batch == 1 and any("running_var" in name for name in named)
             why = "; its last batch is one example, which batch norm cannot train on" if lonely else ""
             return f"sent a value that is not finite ({broken}){why}"
+        round.average.offer(upload)
         try:
             self.method.take(round, upload)
         except FedrolexError as error:
             return str(error)
+        round.taken.append(upload.job)
         if upload.kept is not None:
             mine = upload.job.name and f"{upload.job.name}:"
             round.remember(upload.job.client, {f"{mine}{name}": tensor for name, tensor in upload.kept.items()})
