@@ -22,14 +22,19 @@ class Registry:
     """Things of one kind by name.
 
     Args:
-        kind: what they are, in the singular, for messages.
+        kind: the kind, in the singular, for messages.
         group: of the entry points of installed packages.
         key: the recipe's key that takes the name, for messages.
-        own: the package's own, as ``package.module:Name``.
+        expected: what a thing of one's own must be, for messages.
+        own: the package's own things, as ``package.module:Name``.
+        base: the class that all things of the kind are subclasses of, as ``package.module:Name``; without one, a thing
+            is anything that can be called.
     """
 
-    def __init__(self, kind: str, group: str, key: str, own: Mapping[str, str]) -> None:
-        self.kind, self.group, self.key = kind, group, key
+    def __init__(
+        self, kind: str, group: str, key: str, expected: str, own: Mapping[str, str], base: str | None = None
+    ) -> None:
+        self.kind, self.group, self.key, self.expected, self.base = kind, group, key, expected, base
         self._own = dict(own)
         self._registered: dict[str, Any] = {}
 
@@ -40,30 +45,50 @@ class Registry:
             if ":" in name or not name:
                 raise FedrolexError(f"a {self.kind} cannot be called {name!r}: use a word without a colon")
             taken = self.origins().get(name)
-            if taken is not None and self._registered.get(name) is not thing:
+            if taken is not None and not _again(self._registered.get(name), thing):
                 raise FedrolexError(f"there is a {self.kind} {name!r} already, from {taken}: use another name")
-            self._registered[name] = _named(thing, name)
+            self._registered[name] = _named(self._checked(thing, name), name)
             return thing
 
         return known
 
-    def find(self, name: str) -> Any:
-        """The thing of a name; an unknown name raises in one line."""
+    def find(self, name: str, key: str | None = None) -> Any:
+        """The thing of a name; an unknown name raises in one line, which begins with ``key``."""
+        self.check(name, key)
         if name in self._registered:
             return self._registered[name]
-        if name in self._own:
-            return _named(resolve(self._own[name]), name)
-        if ":" in str(name):
-            return _named(resolve(name), name)
-        installed = self._installed()
-        if name in installed:
-            return _named(resolve(installed[name].value), name)
+        place = self._own.get(name)
+        if place is None and name in (installed := self._installed()):
+            place = installed[name].value
+        try:
+            return _named(self._checked(resolve(place or name), name), name)
+        except FedrolexError as error:
+            raise FedrolexError(f"{key or self.key} is {name!r}: {error}") from error
+
+    def check(self, name: str, key: str | None = None) -> None:
+        """Raise, in one line, where a name is neither known nor ``package.module:Name``."""
+        if ":" in name or name in self._registered or name in self._own or name in self._installed():
+            return
         known = self.names()
-        near = difflib.get_close_matches(str(name), known, 1)
+        near = difflib.get_close_matches(name, known, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise FedrolexError(
-            f"{self.key} is {name!r}{hint}: use one of {', '.join(known)}, or package.module:Name of your own"
+            f"{key or self.key} is {name!r}{hint}: use one of {', '.join(known)}, or package.module:Name of your own"
         )
+
+    def name_of(self, thing: Any) -> str:
+        """The name under which :meth:`find` gives a class or function, in this process or another."""
+        path = f"{thing.__module__}:{thing.__qualname__}"
+        places = {name: entry.value for name, entry in self._installed().items()} | self._own
+        found = next((name for name, known in self._registered.items() if known is thing), None)
+        found = found or next((name for name, place in places.items() if place == path), path)
+        if "<locals>" in found:
+            raise FedrolexError(
+                f"{self.kind} {thing.__name__} is defined inside a function: give it a name with register(NAME) of the "
+                f"registry of {self.kind}s, or define it in a module"
+            )
+        _named(thing, found)
+        return found
 
     def names(self) -> list[str]:
         """All names, the package's own first."""
@@ -78,12 +103,25 @@ class Registry:
             found.setdefault(name, str(getattr(thing, "__module__", "registered")))
         return found
 
-    def own(self) -> list[str]:
-        """Names of the package's own."""
-        return list(self._own)
-
     def _installed(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self.group)}
+
+    def _checked(self, thing: Any, name: str) -> Any:
+        """The thing, which must be of the kind."""
+        if self.base is None:
+            fits = callable(thing)
+        else:
+            fits = isinstance(thing, type) and issubclass(thing, resolve(self.base))
+        if not fits:
+            what = f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+            raise FedrolexError(f"{name} is {what}, not a {self.kind}: give {self.expected}")
+        return thing
+
+
+def _again(known: Any, thing: Any) -> bool:
+    """Whether a thing is the known one, or the same line run again: a notebook's cell, a module that is reloaded."""
+    place = [(getattr(each, "__module__", None), getattr(each, "__qualname__", None)) for each in (known, thing)]
+    return known is thing or (known is not None and None not in place[0] and place[0] == place[1])
 
 
 def _named(thing: Any, name: str) -> Any:
@@ -98,24 +136,27 @@ def _in(package: str, **things: str) -> dict[str, str]:
 
 
 METHODS = Registry(
-    "method", "fedrolex.methods", "method.name",
+    "method", "fedrolex.methods", "method.name", "a subclass of fedrolex.Method",
     _in(
         "methods", fedavg="fedavg:FedAvg", fedprox="fedprox:FedProx", scaffold="scaffold:Scaffold", fedbe="fedbe:FedBE",
         fedgkt="fedgkt:FedGKT", feddf="feddf:FedDF", fedet="fedet:FedET", dsfl="dsfl:DSFL",
         fed_dropout="fed_dropout:FedDropout", fedselect="fedselect:FedSelect", heterofl="heterofl:HeteroFL",
         fjord="fjord:Fjord", fedrolex="fedrolex:FedRolex", submodels="submodels:SubModels",
     ),
+    "fedrolex.methods.method:Method",
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.methods.method.Method`."""
 
 SCHEMES = Registry(
-    "scheme", "fedrolex.schemes", "method.scheme",
+    "scheme", "fedrolex.schemes", "method.scheme", "a subclass of fedrolex.Scheme",
     _in("slicing.schemes", rolling=":Rolling", static=":Static", random=":Random", blocks=":Blocks"),
+    "fedrolex.slicing.schemes:Scheme",
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.slicing.schemes.Scheme`, made with keyword arguments."""
 
 ENGINES = Registry(
     "engine", "fedrolex.engines", "engine",
+    "a subclass of fedrolex.Engine, or a function of precision and device that gives an engine",
     _in(
         "engines", auto="auto:choose", loop="cpu.loop:Loop", crew="cpu.crew:Crew", graph="gpu.graph:Graph",
         lanes="gpu.lanes:Lanes", stacked="gpu.stacked:Stacked", ragged="gpu.ragged:Ragged",
@@ -124,12 +165,13 @@ ENGINES = Registry(
 """Subclasses of :class:`fedrolex.rounds.engine.Engine`, or functions of (precision, device) that give one."""
 
 TASKS = Registry(
-    "task", "fedrolex.tasks", "task.name", _in("recipes", images="images:ImagesRecipe", words="words:WordsRecipe")
-)
-"""Classes of a recipe's section ``task``."""
+    "task", "fedrolex.tasks", "task.name", "a subclass of fedrolex.TaskRecipe",
+    _in("recipes", images="images:ImagesRecipe", words="words:WordsRecipe"), "fedrolex.recipes.task:TaskRecipe",
+)  # fmt: skip
+"""Subclasses of :class:`fedrolex.recipes.task.TaskRecipe`: what a recipe's section ``task`` may be."""
 
 MODELS = Registry(
-    "model", "fedrolex.models", "task.model",
+    "model", "fedrolex.models", "task.model", "a function of a fedrolex.ImageModel that gives a torch.nn.Module",
     _in(
         "models.image_models", convnet=":convnet", lenet=":lenet", resnet8=":resnet8", resnet14=":resnet14",
         resnet20=":resnet20", resnet32=":resnet32", vgg11=":vgg11", preresnet18=":preresnet18",
@@ -139,19 +181,20 @@ MODELS = Registry(
 """Functions of an :class:`fedrolex.models.image_models.ImageModel` that give a module."""
 
 DATASETS = Registry(
-    "data set", "fedrolex.datasets", "task.data",
-    _in("data.images", **{"digits": ":digits", "cifar10": ":cifar10", "cifar100": ":cifar100", "fashion-mnist": ":fashion_mnist"}),
+    "data set", "fedrolex.datasets", "task.data", "a function of (folder, seed) that gives a fedrolex.ImageSet",
+    _in("data.images", digits=":digits", cifar10=":cifar10", cifar100=":cifar100", **{"fashion-mnist": ":fashion_mnist"}),
 )  # fmt: skip
 """Functions of (folder, seed) that give a :class:`fedrolex.data.images.ImageSet`."""
 
 METRICS = Registry(
-    "metric", "fedrolex.metrics", "evaluation.metrics", _in("tasks.metrics", top5=":top5", worst_class=":worst_class")
-)
+    "metric", "fedrolex.metrics", "evaluation.metrics", "a function of (outputs, targets) that gives a number",
+    _in("tasks.metrics", top5=":top5", worst_class=":worst_class"),
+)  # fmt: skip
 """Functions of (outputs, targets) of the test examples that give a number."""
 
 CALLBACKS = Registry(
-    "callback", "fedrolex.callbacks", "callbacks",
-    _in("runs.callbacks", drift=":DriftByCapacity", tensorboard=":TensorBoard"),
+    "callback", "fedrolex.callbacks", "callbacks", "a subclass of fedrolex.Callback",
+    _in("runs.callbacks", drift=":DriftByCapacity", tensorboard=":TensorBoard"), "fedrolex.runs.callbacks:Callback",
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.runs.callbacks.Callback`, made without arguments."""
 
@@ -159,3 +202,4 @@ REGISTRIES = {
     "methods": METHODS, "schemes": SCHEMES, "engines": ENGINES, "tasks": TASKS, "models": MODELS,
     "data sets": DATASETS, "metrics": METRICS, "callbacks": CALLBACKS,
 }  # fmt: skip
+"""All registries by what they hold."""

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from fedrolex.core.errors import FedrolexError
+from fedrolex.core.registry import DATASETS
 from fedrolex.core.streams import shuffle
 from fedrolex.data import cifar, idx
+from fedrolex.data.get import CATALOGUE
+from fedrolex.slicing.capture import one_line
 
 if TYPE_CHECKING:
     from PIL import Image
 
-NAMES = ("cifar10", "cifar100", "fashion-mnist", "digits")
 DIGITS_HELD_OUT = 450
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -37,7 +39,7 @@ class ImageSet:
         test_x: as ``train_x``.
         test_y: as ``train_y``.
         classes: their names.
-        mean: of each channel, with 255 counted as 1.
+        mean: of each channel, with 255 counted as 1; counted where it is not given.
         std: standard deviation of each channel in the same unit; 1 for a channel that never varies.
     """
 
@@ -46,38 +48,76 @@ class ImageSet:
     test_x: Tensor
     test_y: Tensor
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if x.dtype != torch.uint8 or x.ndim != 4 or y.dtype != torch.int64 or y.shape != x.shape[:1]:
+                raise FedrolexError(
+                    f"an ImageSet's {part}_x is {x.dtype} {tuple(x.shape)} and its {part}_y {y.dtype} {tuple(y.shape)}: "
+                    "give uint8 (n, channels, height, width) and int64 (n,)"
+                )
+        if not (self.mean and self.std):
+            for name, value in zip(("mean", "std"), moments(self.train_x), strict=True):
+                object.__setattr__(self, name, value)
 
 
 def load_images(name: str, folder: Path, seed: int = 0) -> ImageSet:
     """Read a set of images.
 
     Args:
-        name: ``cifar10``, ``cifar100``, ``fashion-mnist``, ``digits``, or the path of a folder of one's own with
+        name: of a registered data set, ``package.module:loader``, or the path of a folder of one's own with
             ``train/<class>/*.png`` and ``test/<class>/*.png`` (also jpg, webp, bmp), or only ``<class>/*.png``: then
             a tenth is held out for testing.
         folder: where data sets lie, see ``data_folder``; not used for digits and for a folder of one's own.
         seed: key of what is held out, where that is not the publisher's choice.
     """
-    if name not in NAMES:
+    if name not in DATASETS.names() and (":" not in name or Path(name).expanduser().is_dir()):
         return _own_folder(name, seed)
+    load = DATASETS.find(name)
     try:
-        match name:
-            case "cifar10":
-                return _cifar(cifar.CIFAR10, folder)
-            case "cifar100":
-                return _cifar(cifar.CIFAR100, folder)
-            case "fashion-mnist":
-                parts = idx.read_fashion(folder)
-                return ImageSet(*parts, idx.CLASSES, *moments(parts[0]))
-            case _:
-                return _digits(seed)
+        found = load(folder, seed)
+    except FedrolexError:
+        raise
     except (FileNotFoundError, NotADirectoryError) as error:
+        get = f"run `fedrolex data get {name}`, or say" if name in CATALOGUE else "say"
         raise FedrolexError(
-            f"{name} is not in {folder}: looked for {error.filename}: run `fedrolex data get {name}`, "
-            "or say where it is with --data or FEDROLEX_DATA"
+            f"{name} is not in {folder}: looked for {error.filename}: {get} where it is with --data or FEDROLEX_DATA"
         ) from None
+    except Exception as error:
+        raise FedrolexError(f"task.data {name}: {type(error).__name__}: {one_line(error)}") from error
+    if not isinstance(found, ImageSet):
+        raise FedrolexError(f"task.data {name} gave a {type(found).__name__}: give {DATASETS.expected}")
+    return found
+
+
+def cifar10(folder: Path, seed: int) -> ImageSet:
+    """60,000 colour images of 32 × 32 pixels in ten classes."""
+    return _cifar(cifar.CIFAR10, folder)
+
+
+def cifar100(folder: Path, seed: int) -> ImageSet:
+    """60,000 colour images of 32 × 32 pixels in a hundred classes."""
+    return _cifar(cifar.CIFAR100, folder)
+
+
+def fashion_mnist(folder: Path, seed: int) -> ImageSet:
+    """70,000 grey images of 28 × 28 pixels in ten classes."""
+    return ImageSet(*idx.read_fashion(folder), idx.CLASSES)
+
+
+def digits(folder: Path, seed: int) -> ImageSet:
+    """Scikit-learn's bundled digits: 1,797 of 8 × 8 pixels, values 0 to 16 stored as 0 to 240."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise FedrolexError("the digits need scikit-learn: pip install scikit-learn") from None
+    data = load_digits()
+    x, y = torch.from_numpy((data.images * 15).astype(np.uint8))[:, None], torch.from_numpy(data.target).long()
+    order = torch.from_numpy(shuffle(len(y), seed, "held out"))
+    test, train = order[:DIGITS_HELD_OUT], order[DIGITS_HELD_OUT:]
+    return ImageSet(x[train], y[train], x[test], y[test], tuple("0123456789"))
 
 
 def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -101,19 +141,6 @@ def _cifar(layout: cifar.Layout, folder: Path) -> ImageSet:
     return ImageSet(*parts, cifar.read_class_names(layout, folder), cifar.MEAN, cifar.STD)
 
 
-def _digits(seed: int) -> ImageSet:
-    """Scikit-learn's bundled digits: 8×8, values 0 to 16 stored as 0 to 240."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise FedrolexError("the digits need scikit-learn: pip install scikit-learn") from None
-    data = load_digits()
-    x, y = torch.from_numpy((data.images * 15).astype(np.uint8))[:, None], torch.from_numpy(data.target).long()
-    order = torch.from_numpy(shuffle(len(y), seed, "held out"))
-    test, train = order[:DIGITS_HELD_OUT], order[DIGITS_HELD_OUT:]
-    return ImageSet(x[train], y[train], x[test], y[test], tuple("0123456789"), *moments(x[train]))
-
-
 # --- a folder of one's own ---
 
 Labelled = tuple[Path, int]
@@ -123,14 +150,14 @@ def _own_folder(name: str, seed: int) -> ImageSet:
     root = Path(name).expanduser()
     if not root.is_dir():
         raise FedrolexError(
-            f"data set {name!r} is unknown: use {', '.join(NAMES)}, or the path of a folder with train/<class>/*.png "
+            f"data set {name!r} is unknown: use {', '.join(DATASETS.names())}, package.module:loader, or the path of a folder with train/<class>/*.png "
             "and test/<class>/*.png"
         )
     classes, train, test = _listed(root, seed)
     size, mode = _alike([path for path, _ in (*train, *test)])
     train_x, test_x = (_pixels([path for path, _ in part], size, mode) for part in (train, test))
     train_y, test_y = (torch.tensor([label for _, label in part]) for part in (train, test))
-    return ImageSet(train_x, train_y, test_x, test_y, classes, *moments(train_x))
+    return ImageSet(train_x, train_y, test_x, test_y, classes)
 
 
 def _listed(root: Path, seed: int) -> tuple[tuple[str, ...], list[Labelled], list[Labelled]]:

@@ -1,1 +1,1 @@
-"""Embedded recipes, one YAML file each."""
+"""Recipes: runs described in full; the package's own are YAML files beside this one."""

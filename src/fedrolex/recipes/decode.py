@@ -1,4 +1,4 @@
-"""Dataclasses from plain data, checked against their annotations; every mistake is one line."""
+"""Dataclasses from plain data, checked against their annotations, and back; every mistake is one line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import difflib
 import reprlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
 from typing import Any
 
 import yaml
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.core.registry import Registry
 from fedrolex.slicing.capture import one_line
+
+REGISTRY = "registry"
+"""In the metadata of a dataclass's field: the registry that knows which classes the field's value may have."""
+
+Unknown = Callable[[str, list[str]], str]
+"""Says what is wrong with a key, given the key and those that are known."""
 
 
 def read_yaml(text: str, what: str) -> Any:
@@ -24,39 +31,73 @@ def read_yaml(text: str, what: str) -> Any:
         raise FedrolexError(f"{what} is not YAML: {one_line(error)}") from error
 
 
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise unless ``value`` is one of the allowed words."""
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise FedrolexError(f"{key} is {value!r}{hint}: use one of {', '.join(allowed)}")
+def to_plain(value: Any) -> Any:
+    """A dataclass as plain data: every field, and the name of what a registry knows."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return _listed(value)
+    found = {}
+    for each in fields(value):
+        inner = getattr(value, each.name)
+        known: Registry | None = each.metadata.get(REGISTRY)
+        named = {} if known is None else {"name": known.name_of(type(inner))}
+        found[each.name] = {**named, **_listed(asdict(inner))} if known is not None else to_plain(inner)
+    return found
 
 
-def from_plain(cls: Any, data: Any, path: str = "") -> Any:
-    """A dataclass from plain data; a bare word stands for its ``name``."""
-    if isinstance(data, str) and any(f.name == "name" for f in fields(cls)):
+def _listed(value: Any) -> Any:
+    """The same with lists for tuples."""
+    if isinstance(value, Mapping):
+        return {key: _listed(inner) for key, inner in value.items()}
+    return [_listed(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def from_plain(cls: Any, data: Any, path: str = "", base: Any = None, unknown: Unknown | None = None) -> Any:
+    """A dataclass from plain data; a bare word stands for its ``name``.
+
+    Args:
+        cls: the dataclass.
+        data: values by field.
+        path: of the section, for messages.
+        base: an instance whose values count where ``data`` has none; those of the class by default.
+        unknown: says what is wrong with a key that the class does not have.
+    """
+    own = {each.name: each for each in fields(cls) if each.init}
+    if isinstance(data, str) and "name" in own:
         data = {"name": data}
     if not isinstance(data, Mapping):
         raise FedrolexError(f"recipe {path or 'file'} is {reprlib.repr(data)}: expected keys and values")
     hints = typing.get_type_hints(cls)
-    known = [f.name for f in fields(cls)]
     values = {}
     for key, value in data.items():
         where = f"{path}.{key}" if path else str(key)
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        if key not in own:
+            hint = (unknown or _did_you_mean)(str(key), list(own))
             raise FedrolexError(f"recipe has an unknown key {where!r}: {hint}")
-        values[key] = _value(hints[key], value, where)
-    return cls(**values)
+        values[key] = _value(own[key], hints[key], value, where)
+    try:
+        return cls(**values) if base is None else replace(base, **values)
+    except FedrolexError:
+        raise
+    except Exception as error:
+        raise FedrolexError(f"recipe {path}: {type(error).__name__}: {one_line(error)}") from error
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kinds = [option for option in options if is_dataclass(option)]
-    if kinds:
-        return from_plain(_kind(kinds, value, where), value, where)
+def _did_you_mean(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1) or [name for name in known if name.startswith(key)]
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+def _value(field: Field[Any], hint: Any, value: Any, where: str) -> Any:
+    """The value of one field."""
+    if REGISTRY in field.metadata:
+        return registered(field.metadata[REGISTRY], value, where, _default(field))
+    options = _options(hint)
+    section = next((option for option in options if is_dataclass(option)), None)
+    if section is not None:
+        return from_plain(section, value, where, _default(field))
     for option in options:
+        if typing.get_origin(option) is typing.Literal and isinstance(value, str):
+            one_of(where, value, typing.get_args(option))
         found = _convert(option, value)
         if found is not _NO:
             return found
@@ -64,20 +105,50 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     raise FedrolexError(f"recipe key {where} is {reprlib.repr(value)} ({type(value).__name__}): expected {wanted}")
 
 
-def _kind(kinds: Sequence[Any], value: Any, where: str) -> Any:
-    """Which of several dataclasses is meant: the one of that ``name``, the first if none is given."""
-    names = {str(kind.name): kind for kind in kinds if len(kinds) > 1}
-    name = value.get("name") if isinstance(value, Mapping) else value
-    if name is None or not names:
-        return kinds[0]
-    one_of(f"{where}.name", name, list(names))
-    return names[name]
+def registered(registry: Registry, data: Any, where: str, default: Any = None) -> Any:
+    """An instance of a class that a registry knows: of the class that ``name`` says, by default the default's."""
+    data = {"name": data} if isinstance(data, str) else data
+    if not isinstance(data, Mapping):
+        raise FedrolexError(f"recipe {where} is {reprlib.repr(data)}: expected a name, or keys and values")
+    name = data.get("name") or registry.name_of(type(default))
+    if not isinstance(name, str):
+        raise FedrolexError(f"recipe key {where}.name is {reprlib.repr(name)}: expected a word")
+    cls = registry.find(name)
+
+    def unknown(key: str, known: list[str]) -> str:
+        others = [other for other in registry.names() if key in _fields(registry, other)]
+        if not others:
+            return _did_you_mean(key, known)
+        has = f" ({name} has {', '.join(known)})" if known else ""
+        return f"{name} has no {key}; {', '.join(others)} {'has' if len(others) == 1 else 'have'}{has}"
+
+    return from_plain(cls, {key: value for key, value in data.items() if key != "name"}, where, unknown=unknown)
+
+
+def _fields(registry: Registry, name: str) -> list[str]:
+    """The keys of a class that a registry knows; none where it cannot be imported."""
+    try:
+        return [each.name for each in fields(registry.find(name))]
+    except FedrolexError:
+        return []
+
+
+def _default(field: Field[Any]) -> Any:
+    """A field's default, where it is a dataclass; else None."""
+    made = field.default if field.default_factory is MISSING else field.default_factory()
+    return made if is_dataclass(made) and not isinstance(made, type) else None
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return typing.get_args(hint) if union else (hint,)
 
 
 def _in_words(hint: Any) -> str:
     if typing.get_origin(hint) is dict:
         return "{key: value, ...}, with a space after the colon"
-    return (str(hint) if typing.get_origin(hint) else str(hint.__name__)).replace("NoneType", "null")
+    words = str(hint) if typing.get_origin(hint) else str(getattr(hint, "__name__", hint))
+    return words.replace("collections.abc.Sequence", "list").replace("NoneType", "null")
 
 
 _NO = object()
@@ -85,20 +156,23 @@ _NO = object()
 
 def _convert(hint: Any, value: Any) -> Any:
     """``value`` as ``hint``, or _NO; numbers may stand for strings (a capacity of 1), integers for floats."""
-    if typing.get_origin(hint) is typing.Literal:
-        return value if isinstance(value, str) else _NO  # the dataclass says which words it takes
+    origin = typing.get_origin(hint)
+    if len(options := _options(hint)) > 1:
+        return next((found for option in options if (found := _convert(option, value)) is not _NO), _NO)
+    if origin is typing.Literal:
+        return value if value in typing.get_args(hint) else _NO
     if hint is type(None):
         return None if value is None else _NO
-    if typing.get_origin(hint) is list:
-        (inner,) = typing.get_args(hint)
+    if origin in (list, tuple, Sequence):
+        inner = typing.get_args(hint)[0]
         items = [_convert(inner, item) for item in value] if isinstance(value, list) else [_NO]
-        return _NO if any(item is _NO for item in items) else items
-    if typing.get_origin(hint) is dict:
+        return _NO if any(item is _NO for item in items) else items if origin is list else tuple(items)
+    if origin in (dict, Mapping):
         key, inner = typing.get_args(hint)
         if not isinstance(value, dict):
             return _NO
-        found = {_convert(key, name): _convert(inner, item) for name, item in value.items()}
-        return _NO if _NO in (*found, *found.values()) else found
+        pairs = [(_convert(key, name), _convert(inner, item)) for name, item in value.items()]
+        return _NO if any(_NO in (name, item) for name, item in pairs) else dict(pairs)
     if isinstance(value, bool) and hint is not bool:
         return _NO
     if hint is float and isinstance(value, int | str):
@@ -110,4 +184,4 @@ def _convert(hint: Any, value: Any) -> Any:
         return str(value)
     if isinstance(value, str) and "\0" in value:
         return _NO
-    return value if isinstance(value, hint) else _NO
+    return value if not isinstance(hint, type) or isinstance(value, hint) else _NO

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.tasks.masking import Mask, masked
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.streams import sample, shuffle
+from fedrolex.tasks.masking import Mask, masked
+from fedrolex.tasks.metrics import Metrics, measured
 from fedrolex.tasks.partition import Partition
 from fedrolex.tasks.pixels import Pixels
 from fedrolex.tasks.task import Examples, Task
@@ -145,7 +146,9 @@ class Classification(Task):
     # --- how good a model is ---
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, *, batch: int = 500, apart: bool = False) -> dict[str, Any]:
+    def evaluate(
+        self, model: nn.Module, *, batch: int = 500, apart: bool = False, metrics: Metrics | None = None
+    ) -> dict[str, Any]:
         """Accuracy on the test set, and on every client's part of it, plain and with absent classes masked.
 
         One forward pass over the test set gives all of them, unless ``apart``. Local accuracies are means
@@ -161,6 +164,7 @@ class Classification(Task):
             if self.validation is not None:
                 scores = self._outputs(model, self.validation.x, batch)
                 found["validation_accuracy"] = float((scores.argmax(-1) == self.validation.y).double().mean())
+            found |= measured(metrics or {}, outputs, self.test.y)
         finally:
             model.train(before)
         return found

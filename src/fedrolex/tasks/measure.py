@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from inspect import signature
+from typing import Any, Literal, get_args
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.core.registry import METRICS
 from fedrolex.models.norms import collect, static_norms, with_statistics
-from fedrolex.tasks import Task
+from fedrolex.tasks.task import Task
 
 Statistics = Literal["recalibrated", "test-batch"]
 
@@ -21,15 +25,25 @@ class Measure:
     Attributes:
         statistics: of static batch norms: ``recalibrated`` collects them from training examples in one pass,
             ``test-batch`` takes those of every test batch.
-        batch: examples at once.
+        batch: examples at once; 100 in the published code, where it matters.
         calibration: training examples to collect statistics from.
         submodels: whether sub-models of every capacity are measured too.
+        metrics: names of more metrics to take, see :data:`~fedrolex.core.registry.METRICS`.
     """
 
     statistics: Statistics = "recalibrated"
     batch: int = 500
     calibration: int = 2000
     submodels: bool = False
+    metrics: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        one_of("evaluation.statistics", self.statistics, get_args(Statistics))
+        for name in ("batch", "calibration"):
+            if getattr(self, name) < 1:
+                raise FedrolexError(f"evaluation.{name} is {getattr(self, name)}: give at least 1")
+        for name in self.metrics:
+            METRICS.find(name)
 
     def __call__(self, task: Task, model: nn.Module, server: nn.Module) -> dict[str, Any]:
         """Metrics of the server's model or of a sub-model of it.
@@ -45,5 +59,12 @@ class Measure:
                 model = with_statistics(model, collect(model, task.some_inputs(self.calibration, self.batch)))
         elif any(isinstance(module, _BatchNorm) for module in server.modules()):
             used = "running"
-        found = task.evaluate(model, batch=self.batch, apart=used == "test-batch")
+        how: dict[str, Any] = {"batch": self.batch, "apart": used == "test-batch"}
+        if self.metrics:  # a task of one's own need not take them
+            if "metrics" not in signature(task.evaluate).parameters:
+                raise FedrolexError(
+                    f"task {task.name} takes no evaluation.metrics: its evaluate() has no such parameter"
+                )
+            how["metrics"] = {name: METRICS.find(name) for name in self.metrics}
+        found = task.evaluate(model, **how)
         return {**found, "statistics": used}

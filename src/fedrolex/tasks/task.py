@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedrolex.tasks.metrics import Metrics
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -81,7 +83,9 @@ class Task(ABC):
         """Two inputs, to trace the model with."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, *, batch: int = 500, apart: bool = False) -> dict[str, Any]:
+    def evaluate(
+        self, model: nn.Module, *, batch: int = 500, apart: bool = False, metrics: Metrics | None = None
+    ) -> dict[str, Any]:
         """Metrics on examples no client holds; always ``loss`` and ``global_accuracy``.
 
         Args:
@@ -89,6 +93,7 @@ class Task(ABC):
             batch: examples at once.
             apart: scores of an example depend on its batch (batch norm on the batch's own statistics), so
                 every client's examples go through the model on their own.
+            metrics: more metrics to take, by name.
         """
 
     @abstractmethod

@@ -17,6 +17,7 @@ from fedrolex.core.errors import FedrolexError
 from fedrolex.core.streams import deck, shuffle
 from fedrolex.data.users import NoSentencesError, TextUsers, Users
 from fedrolex.data.vocabulary import PAD, Vocabulary, encode
+from fedrolex.tasks.metrics import Metrics, measured, short
 from fedrolex.tasks.task import Examples, Task
 
 COUNTED = 10_000  # users whose words are counted for a vocabulary, at most
@@ -128,12 +129,14 @@ class NextWord(Task):
         return {"users": self.clients, "test_sentences": len(self.test)}
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, *, batch: int = 500, apart: bool = False) -> dict[str, Any]:
-        """Accuracy a word, three ways, and the loss a word."""
+    def evaluate(
+        self, model: nn.Module, *, batch: int = 500, apart: bool = False, metrics: Metrics | None = None
+    ) -> dict[str, Any]:
+        """Accuracy a word, three ways, and the loss a word; other metrics are means over batches, by their words."""
         before = model.training
         model.eval()
         try:
-            found = self._measure(model, self.test, min(batch, 100))
+            found = self._measure(model, self.test, min(batch, 100), metrics or {})
             if self.validation is not None:
                 held = self._measure(model, self.validation, min(batch, 100))
                 found["validation_accuracy"] = held["global_accuracy"]
@@ -141,18 +144,25 @@ class NextWord(Task):
             model.train(before)
         return found
 
-    def _measure(self, model: nn.Module, examples: Examples, batch: int) -> dict[str, Any]:
-        loss = 0.0
+    def _measure(
+        self, model: nn.Module, examples: Examples, batch: int, metrics: Metrics | None = None
+    ) -> dict[str, Any]:
+        loss, more = 0.0, dict.fromkeys(map(short, metrics or {}), 0.0)
         sums: dict[str, tuple[int, int]] = {}
         for x, y in zip(examples.x.split(batch), examples.y.split(batch), strict=True):
             scores = model(x)
             counts = word_accuracies(scores.argmax(-1) == y, y, self.vocabulary)
-            loss += float(token_loss(scores, y)) * counts["global_accuracy"][1]
+            words = counts["global_accuracy"][1]
+            loss += float(token_loss(scores, y)) * words
+            if metrics and words:
+                for name, value in measured(metrics, scores[y != PAD], y[y != PAD]).items():
+                    more[name] += value * words
             for name, (right, all_) in counts.items():
                 before = sums.get(name, (0, 0))
                 sums[name] = (before[0] + right, before[1] + all_)
         found: dict[str, Any] = {name: right / all_ if all_ else float("nan") for name, (right, all_) in sums.items()}
-        return {"loss": loss / max(1, sums["global_accuracy"][1]), **found}
+        words = max(1, sums["global_accuracy"][1])
+        return {"loss": loss / words, **found, **{name: value / words for name, value in more.items()}}
 
 
 def read_sentences(

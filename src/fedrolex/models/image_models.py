@@ -1,0 +1,105 @@
+"""Models for images by name: functions of what is asked for. A model of one's own is one more such function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedrolex.core.errors import FedrolexError
+from fedrolex.models import preresnet
+from fedrolex.models.convnet import ConvNet
+from fedrolex.models.lenet import LeNet
+from fedrolex.models.norms import Norm
+from fedrolex.models.resnet import ResNet
+from fedrolex.models.vgg import VGG
+
+
+@dataclass(frozen=True)
+class ImageModel:
+    """What a recipe asks of a model for images.
+
+    Attributes:
+        classes: size of the output.
+        channels: image channels.
+        size: height and width of the images.
+        width: of the largest client's model, in the model's own unit; None is the model's own choice.
+        scale: how many times wider the server's model is.
+        norm: kind of the norm layers, where a model has them; see :func:`~fedrolex.models.norms.make_norm`.
+        scaler: whether HeteroFL's scaler is wanted.
+    """
+
+    classes: int
+    channels: int
+    size: int
+    width: int | None = None
+    scale: int = 1
+    norm: Norm = "static"
+    scaler: bool = False
+
+    def wide(self, default: int) -> int:
+        """The width of the server's model; ``default`` is the model's own choice for the largest client."""
+        return (self.width or default) * self.scale
+
+
+def convnet(asked: ImageModel) -> nn.Module:
+    """Two convolutions and a linear layer."""
+    return ConvNet(asked.classes, asked.channels, (asked.size, asked.size), asked.wide(32))
+
+
+def lenet(asked: ImageModel) -> nn.Module:
+    """LeNet."""
+    if asked.size < 16:
+        raise FedrolexError(f"task.model lenet needs images of at least 16 × 16, not {asked.size} × {asked.size}")
+    return LeNet(asked.classes, asked.channels, asked.size, asked.wide(6))
+
+
+def resnet8(asked: ImageModel) -> nn.Module:
+    """ResNet of depth 8."""
+    return _resnet(8, asked)
+
+
+def resnet14(asked: ImageModel) -> nn.Module:
+    """ResNet of depth 14."""
+    return _resnet(14, asked)
+
+
+def resnet20(asked: ImageModel) -> nn.Module:
+    """ResNet of depth 20."""
+    return _resnet(20, asked)
+
+
+def resnet32(asked: ImageModel) -> nn.Module:
+    """ResNet of depth 32."""
+    return _resnet(32, asked)
+
+
+def _resnet(depth: int, asked: ImageModel) -> nn.Module:
+    return ResNet(depth, asked.classes, asked.channels, asked.size, asked.wide(16), asked.norm)
+
+
+def vgg11(asked: ImageModel) -> nn.Module:
+    """VGG-11."""
+    return VGG(asked.classes, asked.channels, asked.size, asked.wide(64), asked.norm)
+
+
+def preresnet18(asked: ImageModel) -> nn.Module:
+    """The paper's PreResNet18."""
+    return preresnet.PreResNet(_plan((2, 2, 2, 2), asked))
+
+
+def preresnet34(asked: ImageModel) -> nn.Module:
+    """The deeper PreResNet34."""
+    return preresnet.PreResNet(_plan((3, 4, 6, 3), asked))
+
+
+def _plan(blocks: tuple[int, ...], asked: ImageModel) -> preresnet.Plan:
+    return preresnet.Plan(
+        blocks=blocks,
+        classes=asked.classes,
+        channels=asked.channels,
+        width=asked.wide(64),
+        norm=asked.norm,
+        scaler=asked.scaler,
+        size=asked.size,
+    )

@@ -1,0 +1,81 @@
+"""How examples are spread over clients, as a recipe says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.rounds.fleet import Fleet
+from fedrolex.slicing.windows import exact
+from fedrolex.tasks.partition import Affinity, Partition, by_label, dirichlet, even, heterofl, rare_classes, shards
+
+PARTITIONS = ("iid", "labels", "heterofl", "dirichlet", "shards")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionRecipe:
+    """How examples are spread over clients.
+
+    Attributes:
+        name: ``iid``; ``labels``: exactly ``labels`` a client; ``heterofl``: at most ``labels``, as published,
+            with unused data; ``dirichlet``: by ``alpha``; ``shards``: ``labels`` shards a client.
+        labels: labels (or shards) a client.
+        alpha: concentration of the Dirichlet draw.
+        smallest: fewest examples a client may have in a Dirichlet draw.
+        balanced: whether that draw stops giving to clients that have their fair share.
+        rare: classes that belong to the small devices.
+        rare_capacity: the largest capacity of a small device.
+        rare_elsewhere: what the others get of the rare classes, compared with a small device: 0 is nothing.
+    """
+
+    name: str = "iid"
+    labels: int = 2
+    alpha: float = 0.5
+    smallest: int = 10
+    balanced: bool = True
+    rare: list[int] = field(default_factory=list)
+    rare_capacity: str = "1/8"
+    rare_elsewhere: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("task.partition.name", self.name, PARTITIONS)
+        exact(self.rare_capacity)
+        if self.labels < 1:
+            raise FedrolexError(f"task.partition.labels is {self.labels}: give 1 or more")
+        if not 0 < self.alpha <= 1e9:
+            raise FedrolexError(f"task.partition.alpha is {self.alpha}: give a number above 0, at most 1e9")
+        if self.smallest < 0:
+            raise FedrolexError(f"task.partition.smallest is {self.smallest}: give 0 or more")
+        if self.rare and self.name in ("heterofl", "shards"):
+            raise FedrolexError(
+                f"task.partition.rare needs a partition that can follow it (iid, labels, dirichlet), not {self.name}"
+            )
+
+    def split(
+        self, y: Tensor, test_y: Tensor, classes: int, fleet: Fleet, scale: int, seed: int
+    ) -> tuple[Partition, Partition | None]:
+        """Rows of the training examples for each client and, where the partition has them, of the test set."""
+        who, affinity = fleet.clients, self._affinity(classes, fleet, scale)
+        match self.name:
+            case "heterofl":
+                return heterofl(y, test_y, classes, who, self.labels, seed)
+            case "labels":
+                return by_label(y, classes, who, self.labels, seed, affinity), None
+            case "dirichlet":
+                return dirichlet(
+                    y, who, self.alpha, seed, smallest=self.smallest, balanced=self.balanced, affinity=affinity
+                ), None
+            case "shards":
+                return shards(y, who, self.labels, seed), None
+        return even(y, who, seed, affinity), None
+
+    def _affinity(self, classes: int, fleet: Fleet, scale: int) -> Affinity | None:
+        if not self.rare:
+            return None
+        if fleet.redrawn:
+            raise FedrolexError("task.partition.rare ties data to capacities: it needs fleet.redrawn=false")
+        limit = exact(self.rare_capacity) / scale
+        small = [fleet.capacity(client) <= limit for client in range(fleet.clients)]
+        return rare_classes(fleet.clients, classes, small, self.rare, self.rare_elsewhere)
