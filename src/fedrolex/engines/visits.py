@@ -1,0 +1,82 @@
+"""What engines that train many clients at once do for each of them: before the first step and after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.clients.messages import Failure, Job, RoundPlan, Tensors, Upload
+from fedrolex.clients.visit import Visit, examples_of, random_draws, why_failed
+from fedrolex.core.streams import shuffle
+from fedrolex.rounds.engine import out_of_memory
+from fedrolex.tasks.task import Examples
+
+Key = tuple[int, str]
+NONE: Mapping[int, Examples] = MappingProxyType({})
+
+
+def open_visits(
+    plan: RoundPlan, jobs: Sequence[Job], spare: Callable[[Job], nn.Module], known: Mapping[int, Examples] = NONE
+) -> tuple[list[Visit], dict[Key, Failure]]:
+    """A visit for every job, made ready by the work's ``before``, and the jobs that failed by then, by their keys.
+
+    A lack of memory is no client's failure, and is raised.
+
+    Args:
+        plan: of the round.
+        jobs: in whose order the visits are.
+        spare: gives a module of a job's widths, for hooks to try things with.
+        known: examples of clients that need not be read again.
+    """
+    visits, failures = [], {}
+    for job in jobs:
+        try:
+            visit = Visit(plan, job, examples_of(plan, job, known), partial(spare, job))
+            plan.work.before(visit)
+            visits.append(visit)
+        except Exception as failure:
+            if out_of_memory(failure):
+                raise
+            failures[job.key] = Failure(job, why_failed(failure))
+    return visits, failures
+
+
+def close_visit(visit: Visit, finite: bool | None = None) -> Upload | Failure:
+    """The answer of a client whose tensors, loss and steps are in its visit, after the work's ``after``."""
+    try:
+        visit.plan.work.after(visit)
+        return visit.upload(finite)
+    except Exception as failure:
+        if out_of_memory(failure):
+            raise
+        return Failure(visit.job, why_failed(failure))
+
+
+def starts(visits: Sequence[Visit]) -> list[Tensors]:
+    """The tensors that each client begins with; those of one source are cut once, unless a hook asked for them."""
+    cut: dict[object, Tensors] = {}
+    for visit in visits:
+        if "received" not in vars(visit) and visit.job.source not in cut:
+            cut[visit.job.source] = visit.plan.received(visit.job)
+    return [visit.received if "received" in vars(visit) else cut[visit.job.source] for visit in visits]
+
+
+def epoch_of(visit: Visit, epoch: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of all of a client's examples, in the order of training, augmented for one epoch."""
+    plan, data = visit.plan, visit.examples
+    key = (plan.round, visit.job.client, epoch)
+    order = torch.from_numpy(shuffle(len(data), plan.seed, "batches", *key))
+    draws = random_draws(len(data), plan.seed, *key)[order] if plan.task.random_inputs else None
+    order = order.to(data.y.device, non_blocking=True)
+    drawn = None if draws is None else draws.to(data.y.device, non_blocking=True)
+    return plan.task.inputs(data.x[order], drawn), data.y[order]
+
+
+def steps_of(visit: Visit) -> int:
+    """How many steps a client takes in the round."""
+    work, count = visit.plan.work, len(visit.examples)
+    return min(work.steps(count, visit.job.part), work.epochs * -(-count // work.batch))
