@@ -8,12 +8,16 @@ under another name: a name that is taken is refused.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.importing import resolve
+
+PACKAGE = "fedrolex"
+"""The origin of the package's own things."""
 
 Thing = TypeVar("Thing")
 
@@ -44,8 +48,9 @@ class Registry:
         def known(thing: Thing) -> Thing:
             if ":" in name or not name:
                 raise FedrolexError(f"a {self.kind} cannot be called {name!r}: use a word without a colon")
-            taken = self.origins().get(name)
-            if taken is not None and not _again(self._registered.get(name), thing):
+            taken, entry = self.origins().get(name), self._installed().get(name)
+            same = _again(self._registered.get(name), thing) or (entry is not None and entry.value == _path(thing))
+            if taken is not None and not same:
                 raise FedrolexError(f"there is a {self.kind} {name!r} already, from {taken}: use another name")
             self._registered[name] = _named(self._checked(thing, name), name)
             return thing
@@ -67,6 +72,8 @@ class Registry:
 
     def check(self, name: str, key: str | None = None) -> None:
         """Raise, in one line, where a name is neither known nor ``package.module:Name``."""
+        if "<locals>" in name:
+            raise FedrolexError(f"{name} is defined inside a function: define it in a module, or register() it")
         if ":" in name or name in self._registered or name in self._own or name in self._installed():
             return
         known = self.names()
@@ -77,26 +84,26 @@ class Registry:
         )
 
     def name_of(self, thing: Any) -> str:
-        """The name under which :meth:`find` gives a class or function, in this process or another."""
-        path = f"{thing.__module__}:{thing.__qualname__}"
+        """The name under which :meth:`find` gives a class or function: if possible, in another process, too."""
+        path = _path(thing)
         places = {name: entry.value for name, entry in self._installed().items()} | self._own
-        found = next((name for name, known in self._registered.items() if known is thing), None)
-        found = found or next((name for name, place in places.items() if place == path), path)
-        if "<locals>" in found:
-            raise FedrolexError(
-                f"{self.kind} {thing.__name__} is defined inside a function: give it a name with register(NAME) of the "
-                f"registry of {self.kind}s, or define it in a module"
-            )
-        _named(thing, found)
-        return found
+        found = next((name for name, place in places.items() if place == path), None)
+        if found is None and not _importable(thing):
+            found = next((name for name, known in self._registered.items() if known is thing), None)
+        _named(thing, found or path)
+        return found or path
 
     def names(self) -> list[str]:
         """All names, the package's own first."""
         return list(self.origins())
 
+    def own(self) -> list[str]:
+        """Names of the package's own things."""
+        return list(self._own)
+
     def origins(self) -> dict[str, str]:
         """Where each name comes from: ``fedrolex``, an installed package, or the module that registered it."""
-        found = dict.fromkeys(self._own, "fedrolex")
+        found = dict.fromkeys(self._own, PACKAGE)
         for name, entry in self._installed().items():
             found.setdefault(name, entry.dist.name if entry.dist is not None else entry.value.partition(":")[0])
         for name, thing in self._registered.items():
@@ -118,10 +125,22 @@ class Registry:
         return thing
 
 
+def _path(thing: Any) -> str:
+    """``module:name`` of a class or function."""
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
 def _again(known: Any, thing: Any) -> bool:
     """Whether a thing is the known one, or the same line run again: a notebook's cell, a module that is reloaded."""
-    place = [(getattr(each, "__module__", None), getattr(each, "__qualname__", None)) for each in (known, thing)]
-    return known is thing or (known is not None and None not in place[0] and place[0] == place[1])
+    return known is not None and (known is thing or _path(known) == _path(thing))
+
+
+def _importable(thing: Any) -> bool:
+    """Whether another process would find a class or function by its module and name."""
+    found = None if thing.__module__ == "__main__" else sys.modules.get(thing.__module__)
+    for attribute in thing.__qualname__.split("."):
+        found = getattr(found, attribute, None)
+    return found is thing
 
 
 def _named(thing: Any, name: str) -> Any:
@@ -182,7 +201,9 @@ MODELS = Registry(
 
 DATASETS = Registry(
     "data set", "fedrolex.datasets", "task.data", "a function of (folder, seed) that gives a fedrolex.ImageSet",
-    _in("data.images", digits=":digits", cifar10=":cifar10", cifar100=":cifar100", **{"fashion-mnist": ":fashion_mnist"}),
+    _in(
+        "data.images", digits=":digits", cifar10=":cifar10", cifar100=":cifar100", **{"fashion-mnist": ":fashion_mnist"}
+    ),
 )  # fmt: skip
 """Functions of (folder, seed) that give a :class:`fedrolex.data.images.ImageSet`."""
 

@@ -19,7 +19,6 @@ from fedrolex.core.registry import DATASETS
 from fedrolex.core.streams import shuffle
 from fedrolex.data import cifar, idx
 from fedrolex.data.get import CATALOGUE
-from fedrolex.slicing.capture import one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -55,7 +54,7 @@ class ImageSet:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             if x.dtype != torch.uint8 or x.ndim != 4 or y.dtype != torch.int64 or y.shape != x.shape[:1]:
                 raise FedrolexError(
-                    f"an ImageSet's {part}_x is {x.dtype} {tuple(x.shape)} and its {part}_y {y.dtype} {tuple(y.shape)}: "
+                    f"{part}_x of an ImageSet is {x.dtype} {tuple(x.shape)}, {part}_y {y.dtype} {tuple(y.shape)}: "
                     "give uint8 (n, channels, height, width) and int64 (n,)"
                 )
         if not (self.mean and self.std):
@@ -86,28 +85,28 @@ def load_images(name: str, folder: Path, seed: int = 0) -> ImageSet:
             f"{name} is not in {folder}: looked for {error.filename}: {get} where it is with --data or FEDROLEX_DATA"
         ) from None
     except Exception as error:
-        raise FedrolexError(f"task.data {name}: {type(error).__name__}: {one_line(error)}") from error
+        raise FedrolexError(f"task.data {name}: {type(error).__name__}: {error}") from error
     if not isinstance(found, ImageSet):
         raise FedrolexError(f"task.data {name} gave a {type(found).__name__}: give {DATASETS.expected}")
     return found
 
 
-def cifar10(folder: Path, seed: int) -> ImageSet:
+def cifar10(folder: Path, seed: int) -> ImageSet:  # noqa: ARG001 - one signature for all sets
     """60,000 colour images of 32 × 32 pixels in ten classes."""
     return _cifar(cifar.CIFAR10, folder)
 
 
-def cifar100(folder: Path, seed: int) -> ImageSet:
+def cifar100(folder: Path, seed: int) -> ImageSet:  # noqa: ARG001
     """60,000 colour images of 32 × 32 pixels in a hundred classes."""
     return _cifar(cifar.CIFAR100, folder)
 
 
-def fashion_mnist(folder: Path, seed: int) -> ImageSet:
+def fashion_mnist(folder: Path, seed: int) -> ImageSet:  # noqa: ARG001
     """70,000 grey images of 28 × 28 pixels in ten classes."""
     return ImageSet(*idx.read_fashion(folder), idx.CLASSES)
 
 
-def digits(folder: Path, seed: int) -> ImageSet:
+def digits(folder: Path, seed: int) -> ImageSet:  # noqa: ARG001
     """Scikit-learn's bundled digits: 1,797 of 8 × 8 pixels, values 0 to 16 stored as 0 to 240."""
     try:
         from sklearn.datasets import load_digits
@@ -150,8 +149,8 @@ def _own_folder(name: str, seed: int) -> ImageSet:
     root = Path(name).expanduser()
     if not root.is_dir():
         raise FedrolexError(
-            f"data set {name!r} is unknown: use {', '.join(DATASETS.names())}, package.module:loader, or the path of a folder with train/<class>/*.png "
-            "and test/<class>/*.png"
+            f"data set {name!r} is unknown: use {', '.join(DATASETS.names())}, package.module:loader, or the path "
+            "of a folder with train/<class>/*.png and test/<class>/*.png"
         )
     classes, train, test = _listed(root, seed)
     size, mode = _alike([path for path, _ in (*train, *test)])

@@ -16,6 +16,7 @@ from fedrolex.core.registry import CALLBACKS, ENGINES, METHODS, TASKS
 from fedrolex.methods.fedrolex import FedRolex
 from fedrolex.methods.method import Method
 from fedrolex.recipes import format1
+from fedrolex.recipes.client import ClientRecipe
 from fedrolex.recipes.decode import REGISTRY, from_plain, read_yaml, to_plain
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.images import ImagesRecipe
@@ -68,7 +69,7 @@ class Recipe:
     task: TaskRecipe = field(default_factory=ImagesRecipe, metadata={REGISTRY: TASKS})
     fleet: FleetRecipe = field(default_factory=FleetRecipe)
     method: Method = field(default_factory=FedRolex, metadata={REGISTRY: METHODS})
-    client: LocalTraining = field(default_factory=lambda: LocalTraining(momentum=0.9))
+    client: LocalTraining = field(default_factory=ClientRecipe)
     evaluation: Measure = field(default_factory=Measure)
     callbacks: list[str] = field(default_factory=lambda: ["drift", "tensorboard"])
     rounds: int = 40
@@ -98,12 +99,12 @@ class Recipe:
                     f"Recipe({name}={getattr(self, name)!r}): give a {kind.__name__}, or start from plain words with "
                     f"Recipe().with_settings(['{name}...=...'])"
                 )
-        if type(self.client) is not LocalTraining:
+        if type(self.client) not in (ClientRecipe, LocalTraining):
             raise FedrolexError(
-                f"Recipe(client={type(self.client).__name__}(...)): give a LocalTraining; client work of one's own comes "
-                "from a method's work()"
+                f"Recipe(client={type(self.client).__name__}(...)): give a ClientRecipe; client work of one's own "
+                "comes from a method's work()"
             )
-        METHODS.name_of(type(self.method))
+        METHODS.name_of(type(self.method))  # gives it its name
         TASKS.name_of(type(self.task))
         if self.format != FORMAT:
             raise FedrolexError(f"recipe has format {self.format}; this version reads 1 and {FORMAT}: update fedrolex")
@@ -128,7 +129,7 @@ class Recipe:
 
     def with_whole_paths(self) -> Recipe:
         """The recipe with its files named in full, so that a run can be resumed from anywhere."""
-        return replace(self, weights=whole_path(self.weights), task=self.task.with_whole_paths())
+        return replace(self, weights=self.weights and whole_path(self.weights), task=self.task.with_whole_paths())
 
     def with_settings(self, settings: Sequence[str]) -> Recipe:
         """A copy with ``key=value`` words applied.

@@ -25,13 +25,12 @@ def carried(old: Method, new: type[Method], **changes: Any) -> Method:
 
 def _set(method: Method) -> dict[str, Any]:
     """The common settings of a method that are not its defaults."""
-    known = {each.name: each for each in fields(method)}
     found = {}
-    for name in COMMON:
-        if name in known:
-            default = known[name].default_factory() if known[name].default is MISSING else known[name].default  # type: ignore[misc]
-            if getattr(method, name) != default:
-                found[name] = getattr(method, name)
+    for each in fields(method):
+        value = getattr(method, each.name)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if each.name in COMMON and value != default:
+            found[each.name] = value
     return found
 
 

@@ -66,8 +66,6 @@ class TaskRecipe(ABC):
         return ()
 
 
-def whole_path(path: str | None) -> str | None:
+def whole_path(path: str) -> str:
     """A path in full where there is something; else as it is."""
-    if path is None or not Path(path).expanduser().exists():
-        return path
-    return str(Path(path).expanduser().resolve())
+    return str(Path(path).expanduser().resolve()) if path and Path(path).expanduser().exists() else path

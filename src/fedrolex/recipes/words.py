@@ -100,7 +100,7 @@ class WordsRecipe(TaskRecipe):
     def with_whole_paths(self) -> Self:
         """The data's file and the word list named in full."""
         data = self.data if self.data in TEXTS else whole_path(self.data)
-        return replace(self, data=data, word_list=whole_path(self.word_list))
+        return replace(self, data=data, word_list=self.word_list and whole_path(self.word_list))
 
     def open(self, fleet: FleetRecipe, *, seed: int, folder: Path, mask: Mask) -> tuple[Task, Fleet]:
         """The task and its fleet: all users are clients, or a random choice of them."""

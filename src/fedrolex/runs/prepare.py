@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+from fedrolex.clients.work import LocalTraining
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.registry import CALLBACKS, ENGINES
 from fedrolex.data.where import data_folder
@@ -42,7 +44,9 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     if task.clients != fleet.clients:
         raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}")
     method, scale = recipe.method, recipe.fleet.server_scale
-    setup = Setup(task.to(device), fleet, recipe.client, scale, recipe.seed, device, recipe.deadline)
+    setup = Setup(
+        task.to(device), fleet, LocalTraining(**asdict(recipe.client)), scale, recipe.seed, device, recipe.deadline
+    )
     method.check(setup)
     work = method.work(setup)
     server = Server(setup.task, fleet, method.networks(setup), recipe.seed, scale)
