@@ -2,33 +2,73 @@
 
 Itahara, Nishio, Koda, Morikura, Yamamoto, "Distillation-Based Semi-Supervised Federated Learning for
 Communication-Efficient Collaborative Training with Non-IID Private Data", IEEE TMC 2023. In a round, the server names
-some public examples. A client learns last round's labels of theirs, trains on its own data, and sends its probabilities
-for this round's examples. The server averages them, lowers their entropy (ERA: a softmax of the mean *probabilities*,
-divided by T), and its own model learns the result, which goes out with the next round.
+some public examples. A client learns last round's labels, trains on its own data, and sends its probabilities for this
+round's examples. The server averages the probabilities, lowers their entropy (ERA: a softmax of the mean
+*probabilities*, divided by T), and its own model learns the result, which goes out with the next round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from fedrolex.clients.messages import MODEL, Job, Tensors, Upload
+from fedrolex.clients.visit import Visit
 from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError, check_numbers
+from fedrolex.core.errors import FedrolexError, check_numbers, one_of
 from fedrolex.core.streams import sample, shuffle, words
-from fedrolex.methods.method import Method
-from fedrolex.slicing.schemes import Static
-from fedrolex.slicing.windows import Rounding
+from fedrolex.methods.distillation import scores
+from fedrolex.methods.families import Families
+from fedrolex.methods.method import size
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.setup import Setup
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import Server, State
+from fedrolex.tasks.classification import Classification
 
 Reduction = Literal["era", "power", "none"]
+FIRST, LAST, NOW = "first", "labels", "asked"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftLabels:
-    """How labels are made, and learned.
+class LabelExchange(LocalTraining):
+    """A client's work: learn last round's labels, train on one's own data, label this round's public examples.
+
+    Attributes:
+        method: how labels are learned.
+        public: inputs of all public examples, ``(n, …)``.
+    """
+
+    method: DSFL
+    public: Tensor = field(repr=False, compare=False)
+
+    def before(self, visit: Visit) -> None:
+        """Go on with one's own model, after it learned last round's labels."""
+        if visit.job.kept is not None:
+            visit.received = dict(visit.job.kept)
+        last = visit.job.sent[LAST]
+        if int(last["ids"][0]) >= 0:
+            plan, module = visit.plan, visit.module(visit.received)
+            inputs = self.public[last["ids"]]
+            self.method.learn(module, inputs, last["labels"], plan.seed, plan.round, visit.job.client)
+            own = visit.network.axes.state(module, visit.job.window)
+            visit.received = {name: tensor.clone() for name, tensor in own.items()}
+
+    def after(self, visit: Visit) -> None:
+        """Keep the model, send its probabilities for this round's examples."""
+        visit.kept = {name: tensor.clone() for name, tensor in visit.trained.items()}
+        asked = self.public[visit.job.sent[NOW]["ids"]]
+        visit.sent["probabilities"] = scores(visit.module(visit.trained), asked, self.public).softmax(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSFL(Families):
+    """Every client keeps a model of its own size; the server has the largest, which no client need hold.
 
     Attributes:
         examples: public examples a round.
@@ -45,16 +85,67 @@ class SoftLabels:
     epochs: int = 5
     batch: int = 50
     lr: float = 0.1
+    needs = Needs(public=True, client_state=True, larger_server=True, families=True)
 
     def __post_init__(self) -> None:
-        if self.reduce not in get_args(Reduction):
-            raise FedrolexError(f"method.labels.reduce is {self.reduce!r}: use one of {', '.join(get_args(Reduction))}")
+        super().__post_init__()
+        one_of("method.reduce", self.reduce, get_args(Reduction))
         least = {"examples": 2, "epochs": 0, "batch": 2}
-        check_numbers("method.labels", self, least=least, positive=("temperature", "lr"))
+        check_numbers("method", self, least=least, positive=("temperature", "lr"))
 
-    def chosen(self, count: int, seed: int, round: int) -> Tensor:
-        """Which of so many public examples are labelled in a round, int64, ascending."""
-        return torch.from_numpy(sample(count, min(self.examples, count), seed, "public", round))
+    def check(self, setup: Setup) -> None:
+        """A client's model has one size."""
+        super().check(setup)
+        if setup.fleet.redrawn:
+            raise FedrolexError(f"{self.name} clients keep their models: capacities cannot be redrawn every round")
+
+    def work(self, setup: Setup) -> LocalTraining:
+        """Learn labels, train, label."""
+        task = setup.task
+        assert isinstance(task, Classification)
+        assert task.public is not None
+        return LabelExchange(**asdict(setup.client), method=self, public=task.inputs(task.public.x))
+
+    def begin(self, server: Server) -> State:
+        """Clients begin with the server's first model; nothing is labelled yet."""
+        count, device = len(self.chosen(server, 0)), server.device
+        return {
+            FIRST: {name: tensor.clone() for name, tensor in server.state[MODEL].items()},
+            LAST: {
+                "ids": torch.full((count,), -1, dtype=torch.int64, device=device),
+                "labels": torch.zeros(count, server.task.classes, device=device),
+            },
+        }
+
+    def sections(self, server: Server, capacity: Fraction) -> tuple[str, ...]:
+        """The tensors that a client begins with in its first round; they never change."""
+        name = self.network(server, capacity)
+        return (FIRST if name == MODEL else name,)
+
+    def send(self, server: Server, job: Job) -> Mapping[str, Tensors]:
+        """Last round's labels, and the examples to label now."""
+        return {LAST: server.state[LAST], NOW: {"ids": self.chosen(server, server.round)}}
+
+    def take(self, round: Round, upload: Upload) -> None:
+        """Note the client's probabilities; its model stays with the client."""
+        round.notes.setdefault("said", []).append(upload.sent["probabilities"].clone())
+
+    def finish(self, round: Round) -> State:
+        """Make the labels, teach the server's model."""
+        server, task = round.server, round.server.classification
+        assert task.public is not None
+        ids, labels = self.chosen(server, round.number), self.together(round.notes["said"])
+        module = server.loaded()
+        self.learn(module, task.inputs(task.public.x)[ids], labels, server.seed, round.number, "server")
+        taught = {name: tensor.clone() for name, tensor in server.main.axes.state(module).items()}
+        return {MODEL: taught, LAST: {"ids": ids, "labels": labels}}
+
+    def chosen(self, server: Server, round: int) -> Tensor:
+        """Which public examples are labelled in a round, int64, ascending."""
+        public = server.classification.public
+        count = 0 if public is None else len(public)
+        found = sample(count, min(self.examples, count), server.seed, "public", round)
+        return torch.from_numpy(found).to(server.device)
 
     def together(self, every: Sequence[Tensor]) -> Tensor:
         """The labels that clients' probabilities ``(n, classes)`` make, with less entropy."""
@@ -81,8 +172,14 @@ class SoftLabels:
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
+        optimizer.zero_grad()
 
+    def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
+        """A part of the server's model; networks of their own never leave their clients."""
+        if self.network(server, capacity) != MODEL:
+            return None
+        return server.main.axes.cut(server.loaded(), server.window(max(0, server.round - 1), capacity))
 
-def dsfl(client: LocalTraining, *, labels: SoftLabels | None = None, rounding: Rounding = "floor") -> Method:
-    """Every client keeps a model of its own size; the server has the largest, which no client need hold."""
-    return Method(name="dsfl", scheme=Static(rounding=rounding), client=client, labels=labels or SoftLabels())
+    def traffic(self, server: Server, job: Job, upload: Upload | None) -> tuple[int, int]:
+        """Labels and numbers of examples, whatever the model's size."""
+        return sum(size(tensors) for tensors in job.sent.values()), 0 if upload is None else size(upload.sent)

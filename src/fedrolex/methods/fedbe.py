@@ -7,9 +7,8 @@ examples together; sharpen; teach the average, averaging its weights along the w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,26 +16,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError, check_numbers
+from fedrolex.clients.messages import MODEL, Tensors, Upload
+from fedrolex.core.errors import check_numbers, one_of
 from fedrolex.core.streams import words
-from fedrolex.methods.fedavg import fedavg
-from fedrolex.methods.method import Method
-from fedrolex.methods.server_round import AT_ONCE, Group, ServerRound
-from fedrolex.slicing.windows import Rounding
+from fedrolex.methods.averaging import Weighting, weight_of
+from fedrolex.methods.distillation import AT_ONCE, Group, Public, teaching
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.one_size import OneSize
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import State
 
 Posterior = Literal["gaussian", "released", "dirichlet"]
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BayesianEnsemble:
-    """The server's part.
+class FedBE(OneSize):
+    """FedAvg by samples, then the ensemble.
 
     Attributes:
+        weighting: of a client in the average: ``samples``, by its number of examples, or ``uniform``.
         posterior: ``gaussian`` over the clients' weights; ``released``, the same over normalised changes, as in the
             authors' code; ``dirichlet`` over the clients' shares in an average.
-        samples: models drawn from it.
+        samples: models drawn from the posterior.
         concentration: of the Dirichlet distribution.
         spread: by what the released form multiplies standard deviations.
         sharpen: exponent 1 / T of the teachers' mean probabilities.
@@ -45,6 +46,7 @@ class BayesianEnsemble:
         average_from, average_every: steps from and at which weights are averaged; none in a teaching that is shorter.
     """
 
+    weighting: Weighting = "samples"
     posterior: Posterior = "gaussian"
     samples: int = 10
     concentration: float = 1.0
@@ -58,22 +60,39 @@ class BayesianEnsemble:
     by_class: bool = False
     average_from: int = 500
     average_every: int = 25
+    needs = Needs(one_size=True, public=True, uploads=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         least = {"samples": 0, "spread": 0, "epochs": 0, "batch": 2, "lr": 0, "momentum": 0, "weight_decay": 0,
                  "average_from": 1, "average_every": 1}  # fmt: skip
-        check_numbers("method.ensemble", self, least=least, positive=("concentration", "sharpen"))
-        if self.posterior not in get_args(Posterior):
-            raise FedrolexError(f"method.posterior is {self.posterior!r}: use one of {', '.join(get_args(Posterior))}")
+        check_numbers("method", self, least=least, positive=("concentration", "sharpen"))
+        one_of("method.weighting", self.weighting, ("uniform", "samples"))
+        one_of("method.posterior", self.posterior, get_args(Posterior))
 
-    def __call__(self, server: ServerRound) -> dict[Fraction | None, dict[str, Tensor]]:
-        """Teach the average; its new tensors."""
-        ((width, group),) = server.groups.items()
-        if not (group.uploads and self.epochs):
-            return {width: dict(group.average)}
-        teachers = [group.average, *self.drawn(group, server.seed, server.round), *group.uploads]
-        target = self.together(group.scores(each, server.public).softmax(1) for each in teachers)
-        return {width: self.taught(server, group, target)}
+    def weight(self, upload: Upload) -> float:
+        """A client's weight in the average."""
+        return weight_of(upload, self.weighting)
+
+    def take(self, round: Round, upload: Upload) -> None:
+        """Average the answer, and keep it as a teacher."""
+        super().take(round, upload)
+        round.keep(upload, self.weight(upload))
+
+    def finish(self, round: Round) -> State:
+        """Average; draw models; label public examples by all of them; teach the average."""
+        new = round.average.result()
+        if not (round.uploads and self.epochs):
+            return new
+        server, window = round.server, round.plan.jobs[0].window
+        group = Group.of(round, new, MODEL, window)
+        with teaching(round) as public:
+            teachers = [group.average, *self.drawn(group, server.seed, round.number), *group.uploads]
+            target = self.together(group.scores(each, public.inputs).softmax(1) for each in teachers)
+            taught = self.taught(group, target, public)
+        whole = {name: tensor.clone() for name, tensor in new[MODEL].items()}
+        server.main.axes.put(whole, taught, window)
+        return {**new, MODEL: whole}
 
     def drawn(self, group: Group, seed: int, round: int) -> Iterator[dict[str, Tensor]]:
         """Models of the posterior: weights are drawn, buffers are the average's."""
@@ -99,12 +118,12 @@ class BayesianEnsemble:
             share = (share / share.sum()).view(-1, *[1] * (own.dim() - 1))
             mean = (share * own).sum(0)
             return mean, (share * (own - mean).square()).sum(0).sqrt()
-        change = own - group.sent[name]
+        change = own - group.received[name]
         lengths = torch.linalg.vector_norm(change.flatten(1), dim=1)
         unit = change / lengths.clamp(min=1e-12).view(-1, *[1] * (own.dim() - 1))
         mean, length = unit.mean(0), lengths.mean()
         variance = (unit.square().mean(0) - mean.square()).clamp(min=1e-5)
-        return group.sent[name] + length * mean, length * self.spread * variance.sqrt()
+        return group.received[name] + length * mean, length * self.spread * variance.sqrt()
 
     def together(self, every: Iterator[Tensor]) -> Tensor:
         """The mean of the teachers' probabilities, sharpened, ``(n, classes)``."""
@@ -114,17 +133,17 @@ class BayesianEnsemble:
         sharp = (total / count).clamp(min=1e-8) ** self.sharpen
         return sharp / sharp.sum(1, keepdim=True)
 
-    def taught(self, server: ServerRound, group: Group, target: Tensor) -> dict[str, Tensor]:
-        """The average after it learned the target."""
+    def taught(self, group: Group, target: Tensor, public: Public) -> dict[str, Tensor]:
+        """The average after learning the target, probabilities ``(n, classes)``."""
         student = group.load(group.average).train()
         optimizer = torch.optim.SGD(
             student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
         averaged: dict[str, Tensor] = {}
         seen = 0
-        steps = self.epochs * -(-len(server.public) // self.batch)
-        for step, rows in enumerate(server.batches(self.batch, steps, "distil"), 1):
-            said = student(server.public[rows]).log_softmax(1)
+        steps = self.epochs * -(-len(public.inputs) // self.batch)
+        for step, rows in enumerate(public.batches(self.batch, steps, "distil"), 1):
+            said = student(public.inputs[rows]).log_softmax(1)
             loss = nn.functional.kl_div(said, target[rows], reduction="batchmean")
             optimizer.zero_grad()
             (loss / target.shape[1] if self.by_class else loss).backward()
@@ -135,23 +154,10 @@ class BayesianEnsemble:
                     averaged[name] = torch.lerp(averaged.get(name, p.detach()), p.detach(), 1 / seen)
         if averaged:
             group.load(averaged)
-            update_bn(server.public.split(AT_ONCE), student)
+            update_bn(public.inputs.split(AT_ONCE), student)
         return group.tensors()
 
 
 def mixed(models: Sequence[Tensors], share: Sequence[float], names: Sequence[str]) -> dict[str, Tensor]:
     """The weighted sum of models."""
     return {name: sum(float(s) * each[name] for s, each in zip(share, models, strict=True)) for name in names}  # type: ignore[misc]
-
-
-def fedbe(
-    client: LocalTraining,
-    *,
-    ensemble: BayesianEnsemble | None = None,
-    width: Fraction | str = "1",
-    able_only: bool = False,
-    rounding: Rounding = "floor",
-) -> Method:
-    """FedAvg by samples, then the ensemble."""
-    average = fedavg(client, width=width, able_only=able_only, rounding=rounding)
-    return replace(average, name="fedbe", weighting="samples", server=ensemble or BayesianEnsemble())

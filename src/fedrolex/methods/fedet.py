@@ -1,29 +1,35 @@
 """Fed-ET: small models of several sizes teach a large one that only the server holds.
 
 Cho, Manoel, Joshi, Sim, Dimitriadis, "Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated
-Learning", IJCAI 2022. After clients of each size are averaged: the mean of all clients' representation layers goes into
-the server's model; for public examples, clients' logits are weighed by their variance, which is their confidence; the
-server's model learns the class they agree on and, a little, what those say who do not agree; its representation layer
-goes back into all small models.
+Learning", IJCAI 2022. After clients of each capacity are averaged: the mean of all clients' representation layers goes
+into the server's model; for public examples, clients' logits are weighed by their variance, which is their confidence;
+the server's model learns the class that clients agree on and, a little, the logits of those who do not agree; its
+representation layer goes back into all small models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import check_numbers
-from fedrolex.methods.method import Method
-from fedrolex.methods.server_round import ServerRound
+from fedrolex.clients.messages import MODEL, Network
+from fedrolex.core.errors import FedrolexError, check_numbers
+from fedrolex.methods.distillation import Public, teaching
+from fedrolex.methods.model_per_capacity import ModelPerCapacity
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.setup import Setup
 from fedrolex.models.represented import TOP
-from fedrolex.slicing.schemes import Static
-from fedrolex.slicing.windows import Rounding
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import State
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.layout import refs
+
+REPRESENTATION = 64  # the size of the representation where a recipe says nothing
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,9 @@ class Consensus:
     """What clients say together about public examples.
 
     Attributes:
-        label: the class they agree on, int64 ``(n,)``.
-        apart: logits of those who say another class, weighed, ``(n, classes)``; of no meaning where there are none.
-        torn: whether there are any, bool ``(n,)``.
+        label: the class that clients agree on, int64 ``(n,)``.
+        apart: weighed logits of clients who say another class, ``(n, classes)``; of no meaning where there are none.
+        torn: whether there are such clients, bool ``(n,)``.
     """
 
     label: Tensor
@@ -42,11 +48,11 @@ class Consensus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnsembleTransfer:
-    """The server's part.
+class FedET(ModelPerCapacity):
+    """Every capacity has a model of its own, the server a larger one that no client need hold.
 
     Attributes:
-        diversity: λ, how much those who do not agree count.
+        diversity: λ, how much clients count that do not agree.
         confident: weigh clients by the variance of their logits; otherwise all alike.
         steps, batch, lr, momentum: of SGD on the server's model.
     """
@@ -57,23 +63,42 @@ class EnsembleTransfer:
     batch: int = 64
     lr: float = 0.005
     momentum: float = 0.9
+    needs = Needs(public=True, uploads=True, larger_server=True, families=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         least = {"diversity": 0, "steps": 0, "batch": 2, "momentum": 0}
-        check_numbers("method.transfer", self, least=least, positive=("lr",))
+        check_numbers("method", self, least=least, positive=("lr",))
 
-    def __call__(self, server: ServerRound) -> dict[Fraction | None, dict[str, Tensor]]:
-        """New tensors of the server's model (None) and of every size."""
-        assert server.own is not None
-        uploads = [(group, upload) for group in server.groups.values() for upload in group.uploads]
+    def wants(self) -> dict[str, Any]:
+        """Public examples, and a representation layer."""
+        return {**super().wants(), "representation": REPRESENTATION}
+
+    def networks(self, setup: Setup) -> dict[str, Network]:
+        """All networks have a last layer of one shape."""
+        found = super().networks(setup)
+        if not all(whole_at_every_width(network.axes, name) for network in found.values() for name in TOP):
+            raise FedrolexError(
+                f"{self.name} needs a last layer of one shape at every width: set task.representation, or wrap a "
+                "network of your own in fedrolex.models.Represented"
+            )
+        return found
+
+    def finish(self, round: Round) -> State:
+        """Average the clients of every capacity; representation up, transfer, representation down."""
+        server, averages = round.server, round.average.result()
+        groups = self.groups(round, averages)
+        uploads = [(group, upload) for group in groups.values() for upload in group.uploads]
         top = {name: torch.stack([upload[name] for _, upload in uploads]).mean(0) for name in TOP}
-        module = server.own.load({**server.own.average, **top}).train()
-        if self.steps:
-            consensus = self.consensus([group.scores(upload, server.public) for group, upload in uploads])
-            self.teach(module, server, consensus)
-        new = server.own.tensors()
-        top = {name: new[name] for name in TOP}
-        return {None: new, **{width: {**group.average, **top} for width, group in server.groups.items()}}
+        axes, module = server.main.axes, server.main.module
+        axes.load(module, {**round.state[MODEL], **top})
+        with teaching(round) as public:
+            if self.steps:
+                said = [group.scores(upload, public.inputs) for group, upload in uploads]
+                self.teach(module, public, self.consensus(said))
+        large = {name: tensor.clone() for name, tensor in axes.state(module).items()}
+        small = {level: {**group.average, **{name: large[name] for name in TOP}} for level, group in groups.items()}
+        return {**self.replaced(round, averages, small), MODEL: large}
 
     def consensus(self, logits: Sequence[Tensor]) -> Consensus:
         """Of clients' logits, each ``(n, classes)``."""
@@ -87,28 +112,23 @@ class EnsembleTransfer:
         apart = (trust * every).sum(0) / total.clamp(min=1e-30)
         return Consensus(label, apart, total[:, 0] > 0)
 
-    def teach(self, module: nn.Module, server: ServerRound, consensus: Consensus) -> None:
+    def teach(self, module: nn.Module, public: Public, consensus: Consensus) -> None:
         """Train the server's model on the consensus, in place."""
+        module.train()
         optimizer = torch.optim.SGD(module.parameters(), lr=self.lr, momentum=self.momentum)
-        for rows in server.batches(self.batch, self.steps, "transfer"):
-            scores = module(server.public[rows])
-            loss = cross_entropy(scores, consensus.label[rows])
-            torn = consensus.torn[rows]
+        for rows in public.batches(self.batch, self.steps, "transfer"):
+            said = module(public.inputs[rows])
+            loss = cross_entropy(said, consensus.label[rows])
             if self.diversity:
-                apart = kl_div(scores.log_softmax(1), consensus.apart[rows].softmax(1), reduction="none").sum(1)
-                loss = loss + self.diversity * torch.where(torn, apart, 0.0).mean()
+                apart = kl_div(said.log_softmax(1), consensus.apart[rows].softmax(1), reduction="none").sum(1)
+                loss = loss + self.diversity * torch.where(consensus.torn[rows], apart, 0.0).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
 
-def fedet(client: LocalTraining, *, transfer: EnsembleTransfer | None = None, rounding: Rounding = "floor") -> Method:
-    """Every capacity has a model of its own, the server a larger one that no client need hold."""
-    return Method(
-        name="fedet",
-        scheme=Static(rounding=rounding),
-        client=client,
-        own_models=True,
-        server_model=True,
-        server=transfer or EnsembleTransfer(),
-    )
+def whole_at_every_width(axes: Axes, name: str) -> bool:
+    """Whether there is a tensor of that name, which no capacity cuts."""
+    if name not in axes.tensors:
+        return False
+    return not any(axes.axes[axis].kind == "width" for dim in axes.tensors[name].dims for axis in refs(dim))

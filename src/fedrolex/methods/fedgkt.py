@@ -10,20 +10,35 @@ batch: the released code mixes them up whenever it shuffles.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, kl_div
 
+from fedrolex.clients.messages import MODEL, Job, Network, Upload
 from fedrolex.clients.optimizer import Memory, adam
+from fedrolex.clients.slot import Slot
+from fedrolex.clients.visit import Visit
 from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import check_numbers
-from fedrolex.core.streams import shuffle
-from fedrolex.methods.method import Method
-from fedrolex.slicing.schemes import Static
+from fedrolex.core.errors import FedrolexError, check_numbers
+from fedrolex.core.streams import sample, shuffle
+from fedrolex.methods.distillation import scores
+from fedrolex.methods.method import Method, size
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.setup import Setup
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import Server, State
+from fedrolex.slicing.trace import Hints
+from fedrolex.tasks.classification import Classification
+from fedrolex.tasks.measure import Measure
 
 MAPS = 16  # channels of the feature maps that travel
+MEASURED = 10  # clients through whose extractors the server's network is measured
+EDGE, LOGITS, COUNT = "edge", "server's logits", "@steps"
+FIRST, SECOND, STEPS = "adam.first", "adam.second", "adam"
 
 
 class Edge(nn.Module):
@@ -48,13 +63,60 @@ class Edge(nn.Module):
         """Images to scores."""
         maps = self.features(x)
         maps = torch.relu(self.conv_norm(self.conv(maps)) + maps)
-        scores: Tensor = self.head(adaptive_avg_pool2d(maps, 2).flatten(1))
-        return scores
+        found: Tensor = self.head(adaptive_avg_pool2d(maps, 2).flatten(1))
+        return found
+
+    def slicing_hints(self) -> Hints:
+        """Clients train a whole copy."""
+        return Hints(factory=lambda _: Edge(self.stem.in_channels, self.head.out_features))
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnowledgeTransfer:
-    """How client and server learn.
+class EdgeTraining(LocalTraining):
+    """A client's work: train the edge network on labels and on the server's logits, then send maps and logits.
+
+    What a client keeps is its edge network, its optimiser's memory, and the server's logits for its examples in the
+    order in which they are stored.
+    """
+
+    method: FedGKT
+
+    def before(self, visit: Visit) -> None:
+        """Go on with one's own network."""
+        if visit.job.kept is not None:
+            visit.received = {name: visit.job.kept[name] for name in visit.plan.whole(visit.job)}
+
+    def train(self, visit: Visit, slot: Slot) -> None:
+        """Epochs of Adam, which remembers what it did in earlier rounds."""
+        plan, job, data, kept = visit.plan, visit.job, visit.examples, visit.job.kept
+        memory = Memory.of(slot.parameters)
+        if kept is not None:
+            for what, own in (("first", memory.first), ("second", memory.second)):
+                torch._foreach_copy_(own, [kept[f"{what}.{place}"] for place in range(len(own))])
+            memory.count.copy_(kept[COUNT])
+        x, losses = plan.task.inputs(data.x), []
+        teacher = None if kept is None else kept.get(LOGITS)
+        for rows in batches(len(data), self.batch, self.epochs, x.device, plan.seed, plan.round, job.client):
+            if visit.go_on is not None:
+                visit.go_on(visit.steps)
+            losses.append(self.method.step(slot.module, memory, x, data.y, teacher, rows, self.method.alpha))
+            visit.steps += 1
+        visit.loss = float(torch.stack(losses).mean()) if losses else float("nan")
+        visit.kept = {f"first.{place}": tensor for place, tensor in enumerate(memory.first)}
+        visit.kept |= {f"second.{place}": tensor for place, tensor in enumerate(memory.second)} | {COUNT: memory.count}
+
+    @torch.no_grad()
+    def after(self, visit: Visit) -> None:
+        """Keep the network; send maps, logits and labels."""
+        edge, x = visit.module(visit.trained).eval(), visit.plan.task.inputs(visit.examples.x)
+        assert isinstance(edge, Edge)
+        visit.sent = {"maps": edge.features(x), "logits": edge(x), "labels": visit.examples.y}
+        visit.kept = {name: tensor.clone() for name, tensor in visit.trained.items()} | (visit.kept or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedGKT(Method):
+    """Clients hold the first layers; the server's network is the task's, fed with feature maps.
 
     Attributes:
         temperature: T of both distillations.
@@ -71,42 +133,135 @@ class KnowledgeTransfer:
     weight_decay: float = 1e-4
     server_epochs: int = 5
     server_batch: int = 64
+    needs = Needs(client_state=True, uploads=True, larger_server=True)
 
     def __post_init__(self) -> None:
         least = {"alpha": 0, "server_alpha": 0, "weight_decay": 0, "server_epochs": 1, "server_batch": 2}
-        check_numbers("method.knowledge", self, least=least, positive=("temperature", "lr"))
+        check_numbers("method", self, least=least, positive=("temperature", "lr"))
 
-    def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """T² · KL(teacher ‖ student) at temperature T, mean over examples."""
-        t = self.temperature
-        return t * t * kl_div((student / t).log_softmax(1), (teacher / t).softmax(1), reduction="batchmean")
+    def networks(self, setup: Setup) -> dict[str, Network]:
+        """The server's part, for feature maps, and the edge network."""
+        task, image = setup.task, setup.task.example()
+        if not isinstance(task, Classification) or task.build_for is None:
+            raise FedrolexError("fedgkt cuts a network for images in two: it needs a bundled task of images")
+        build, maps = task.build_for, torch.zeros(2, MAPS, *image.shape[2:])
+        return {
+            MODEL: setup.network(lambda: build(MAPS, setup.scale), "weights", example=maps, whole=True),
+            EDGE: setup.network(lambda: Edge(image.shape[1], task.classes), "edge", whole=True),
+        }
 
-    def learn(
+    def network(self, server: Server, capacity: Fraction) -> str:
+        """Everyone trains an edge network."""
+        return EDGE
+
+    def work(self, setup: Setup) -> LocalTraining:
+        """Train with the server's answers."""
+        return EdgeTraining(**asdict(setup.client), method=self)
+
+    def begin(self, server: Server) -> State:
+        """The memory of the server's optimiser."""
+        model = {name: server.state[MODEL][name] for name in server.trainable()}
+        steps = torch.zeros((), dtype=torch.float64, device=server.device)
+        zeros = [{name: torch.zeros_like(tensor) for name, tensor in model.items()} for _ in range(2)]
+        return {FIRST: zeros[0], SECOND: zeros[1], STEPS: {"steps": steps}}
+
+    def take(self, round: Round, upload: Upload) -> None:
+        """Note what a client sends; its edge network stays with the client."""
+        sent = {name: tensor.clone() for name, tensor in upload.sent.items()}
+        round.notes.setdefault("sent", {})[upload.job.client] = sent
+
+    def finish(self, round: Round) -> State:
+        """Train the server's network on what the cohort sent; every client gets the logits of its examples."""
+        server, state, sent = round.server, round.state, round.notes["sent"]
+        maps, logits, labels = (torch.cat([each[w] for each in sent.values()]) for w in ("maps", "logits", "labels"))
+        module, names = server.loaded(), server.trainable()
+        memory = Memory.of([p for p in module.parameters() if p.requires_grad])
+        torch._foreach_copy_(memory.first, [state[FIRST][name] for name in names])
+        torch._foreach_copy_(memory.second, [state[SECOND][name] for name in names])
+        memory.count.copy_(state[STEPS]["steps"])
+        rows = batches(
+            len(maps), self.server_batch, self.server_epochs, maps.device, server.seed, round.number, "server"
+        )
+        for each in rows:
+            self.step(module, memory, maps, labels, logits, each, self.server_alpha)
+        answers = scores(module, maps).split([len(each["labels"]) for each in sent.values()])
+        for client, answer in zip(sent, answers, strict=True):
+            round.remember(client, {LOGITS: answer})
+        return {
+            MODEL: {name: tensor.clone() for name, tensor in server.main.axes.state(module).items()},
+            FIRST: dict(zip(names, memory.first, strict=True)),
+            SECOND: dict(zip(names, memory.second, strict=True)),
+            STEPS: {"steps": memory.count},
+        }
+
+    def step(
         self,
         module: nn.Module,
         memory: Memory,
         x: Tensor,
         y: Tensor,
         teacher: Tensor | None,
-        *,
-        weight: float,
-        batches: Iterator[Tensor],
-    ) -> float:
-        """Train a network on labels and, where there is a teacher, on its logits, row by row; the mean loss."""
+        rows: Tensor,
+        alpha: float,
+    ) -> Tensor:
+        """One step of Adam on the labels of a batch and, where there is a teacher, on its logits; returns the loss.
+
+        Args:
+            module: what is trained, in place.
+            memory: of Adam.
+            x, y, teacher: inputs, classes and logits of all examples.
+            rows: of the batch.
+            alpha: weight of the teacher.
+        """
         module.train()
         parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-        losses = []
-        for rows in batches:
-            scores = module(x[rows])
-            loss = cross_entropy(scores, y[rows])
-            if teacher is not None and weight:
-                loss = loss + weight * self.distance(scores, teacher[rows])
-            gradients = list(torch.autograd.grad(loss, parameters))
-            with torch.no_grad():
-                torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
-                adam(parameters, gradients, memory, torch.tensor(self.lr, device=x.device))
-            losses.append(loss.detach())
-        return float(torch.stack(losses).mean()) if losses else float("nan")
+        said = module(x[rows])
+        loss = cross_entropy(said, y[rows])
+        if teacher is not None and alpha:
+            loss = loss + alpha * self.distance(said, teacher[rows])
+        gradients = list(torch.autograd.grad(loss, parameters))
+        with torch.no_grad():
+            torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
+            adam(parameters, gradients, memory, torch.tensor(self.lr, device=x.device))
+        return loss.detach()
+
+    def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """T² · KL(teacher ‖ student) at temperature T, mean over examples."""
+        t = self.temperature
+        return t * t * kl_div((student / t).log_softmax(1), (teacher / t).softmax(1), reduction="batchmean")
+
+    @torch.no_grad()
+    def evaluate(self, server: Server, measure: Measure) -> dict[str, Any]:
+        """The server's network behind the extractors of a few clients that have taken part, mean over them."""
+        task, module, states = server.classification, server.loaded(), server.clients
+        assert states is not None
+        known = [client for client in range(server.fleet.clients) if states.has(client)]
+        chosen = [known[i] for i in sample(len(known), min(MEASURED, len(known)), 0, "measured").tolist()]
+        y, found = task.test.y, []
+        for client in chosen or [None]:
+            edge = self.edge(server, client)
+            own = task.train.x if client is None else task.client(client).x
+            maps, seen = (edge.features(task.inputs(x)) for x in (task.test.x, own[:500]))
+            said = scores(module, maps, seen)
+            right = (said.argmax(1) == y).double()
+            held = torch.isin(y, y if client is None else task.labels(task.client(client)))
+            found.append((float(task.loss(said, y)), float(right.mean()), float(right[held].mean())))
+        loss, everywhere, at_home = (sum(each) / len(found) for each in zip(*found, strict=True))
+        return {"loss": loss, "global_accuracy": everywhere, "local_accuracy": at_home, "statistics": None}
+
+    def edge(self, server: Server, client: int | None) -> Edge:
+        """A client's edge network in evaluation mode; that of a newcomer for None."""
+        own = None if client is None or server.clients is None else server.clients.get(client)
+        network, first = server.networks[EDGE], server.state[EDGE]
+        tensors = first if own is None else {name: own[name].to(server.device) for name in first}
+        network.axes.load(network.module, tensors)
+        edge = network.module.eval()
+        assert isinstance(edge, Edge)
+        return edge
+
+    def traffic(self, server: Server, job: Job, upload: Upload | None) -> tuple[int, int]:
+        """Maps, logits and labels to the server; as many logits back."""
+        return (0, 0) if upload is None else (size({"": upload.sent["logits"]}), size(upload.sent))
 
 
 def batches(count: int, size: int, epochs: int, device: torch.device, *key: object) -> Iterator[Tensor]:
@@ -114,8 +269,3 @@ def batches(count: int, size: int, epochs: int, device: torch.device, *key: obje
     for epoch in range(epochs):
         order = torch.from_numpy(shuffle(count, 0, "gkt", *key, epoch)).to(device)
         yield from (rows for rows in order.split(size) if len(rows) > 1 or 1 in (size, count))
-
-
-def fedgkt(client: LocalTraining, *, transfer: KnowledgeTransfer | None = None) -> Method:
-    """Clients hold the first layers; the server's network is the task's, fed with feature maps."""
-    return Method(name="fedgkt", scheme=Static(), client=client, knowledge=transfer or KnowledgeTransfer())

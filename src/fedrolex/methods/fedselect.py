@@ -1,73 +1,53 @@
-"""Federated Select: a client asks for the rows it needs, and gets those alone.
+"""Federated Select: a client asks for the rows it needs, and gets those rows alone.
 
 Charles, Bonawitz, Chiknavaryan, McMahan, Agüera y Arcas, "Federated Select: A Primitive for Communication- and
-Memory-Efficient Federated Learning", 2022. The other sub-model methods are special cases of :class:`Select`: their
-keys are windows. Here clients choose by their data: the words they read or write (rows of the embedding, which is the
-output layer too), or the classes they have (rows of the output layer). Everything else is FedRolex. What a client asks
-for says something about its data: the server learns it.
+Memory-Efficient Federated Learning", 2022. The other sub-model methods are special cases of
+:class:`~fedrolex.slicing.schemes.Select`: their keys are windows. Here clients choose by their data: the words they
+read or write (rows of the embedding, which is the output layer too), or the classes they have (rows of the output
+layer). Everything else is FedRolex. Keys say something about a client's data: the server learns the keys.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedrolex.clients.work import LocalTraining
 from fedrolex.core.errors import FedrolexError
-from fedrolex.methods.fedrolex import fedrolex
-from fedrolex.methods.method import Method
-from fedrolex.slicing.windows import Rounding
+from fedrolex.methods.averaging import find_label_axis
+from fedrolex.methods.fedrolex import FedRolex
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.setup import Setup
+from fedrolex.rounds.server import Server
+from fedrolex.slicing.schemes import Scheme, Select
 from fedrolex.tasks.task import Examples, Task
 
 KNOWN = 10_000  # clients whose keys are remembered
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnKeys:
-    """A client's keys: the numbers of its words or classes.
-
-    Attributes:
-        count: keys of every client: the most frequent of its own, filled up with the lowest numbers (which are the most
-            frequent words of all); None is just what it has.
-    """
-
-    count: int | None = None
-
-    def of(self, task: Task, data: Examples) -> Tensor:
-        """The keys of a client with this data, int64, ascending; words always have the padding, number 0."""
-        own = task.labels(data)
-        always = [] if task.ignored is None else [task.ignored]
-        if self.count is not None:
-            said = torch.cat([data.y.flatten(), data.x.flatten()]) if task.ignored is not None else data.y
-            often = torch.bincount(said, minlength=task.classes)[own]
-            own = own[torch.argsort(often, descending=True, stable=True)][: max(0, self.count - len(always))]
-        mine = set(own.tolist()) | set(always)
-        for number in range(task.classes):
-            if self.count is None or len(mine) >= min(self.count, task.classes):
-                break
-            mine.add(number)
-        return torch.tensor(sorted(mine), dtype=torch.int64)
-
-
 class Selected:
     """A task as clients with keys see it: numbers of words or classes are places among a client's keys.
 
-    What is not among them is the unknown word where it is read, and ignored where it should be predicted.
+    A word that is not among the keys is read as the unknown word, and ignored where it should be predicted.
+
+    Args:
+        task: with numbers of words or classes.
+        count: keys of every client; None is what the client has.
     """
 
-    def __init__(self, task: Task, keys: OwnKeys) -> None:
-        self.task, self._keys = task, keys
+    def __init__(self, task: Task, count: int | None) -> None:
+        self.task, self.count = task, count
         self._known: dict[int, Tensor] = {}
 
     def keys(self, client: int) -> Tensor:
-        """A client's keys."""
+        """A client's keys, int64, ascending."""
         if client not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[client] = self._keys.of(self.task, self.task.client(client))
+            self._known[client] = own_keys(self.task, self.task.client(client), self.count)
         return self._known[client]
 
     def client(self, number: int) -> Examples:
@@ -86,16 +66,59 @@ class Selected:
         return getattr(self.task, name)
 
 
-def fedselect(
-    client: LocalTraining,
-    *,
-    count: int | None = None,
-    overlap: str | float = 1,
-    rounding: Rounding = "floor",
-) -> Method:
-    """FedRolex on the rows that clients ask for."""
-    if client.mask != "none":
-        raise FedrolexError("fedselect needs client.mask none: classes a client does not have are not sent to it")
-    if count is not None and count < 2:
-        raise FedrolexError(f"method.keys is {count}: give at least 2, or null for all that a client has")
-    return replace(fedrolex(client, overlap=overlap, rounding=rounding), name="fedselect", keys=OwnKeys(count=count))
+def own_keys(task: Task, data: Examples, count: int | None) -> Tensor:
+    """The keys of a client with this data, int64, ascending; words always have the padding, number 0.
+
+    ``count`` keys are the most frequent of the client's own, filled up with the lowest numbers (which are the most
+    frequent words of all); None is what the client has.
+    """
+    own = task.labels(data)
+    always = [] if task.ignored is None else [task.ignored]
+    if count is not None:
+        said = data.y if task.ignored is None else torch.cat([data.y.flatten(), data.x.flatten()])
+        often = torch.bincount(said, minlength=task.classes)[own]
+        own = own[torch.argsort(often, descending=True, stable=True)][: max(0, count - len(always))]
+    mine = set(own.tolist()) | set(always)
+    for number in range(task.classes):
+        if count is None or len(mine) >= min(count, task.classes):
+            break
+        mine.add(number)
+    return torch.tensor(sorted(mine), dtype=torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSelect(FedRolex):
+    """FedRolex on the rows that clients ask for.
+
+    Attributes:
+        keys: how many words or classes a client asks for; null is all that the client has.
+    """
+
+    keys: int | None = None
+    needs = Needs(keys=True, larger_server=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keys is not None and self.keys < 2:
+            raise FedrolexError(f"method.keys is {self.keys}: give at least 2, or null for all that a client has")
+        if self.rows:
+            raise FedrolexError("method.rows does not go with fedselect: clients train the rows they ask for only")
+
+    def check(self, setup: Setup) -> None:
+        """Nothing is left to mask."""
+        super().check(setup)
+        if setup.client.mask != "none":
+            raise FedrolexError("fedselect needs client.mask none: classes a client does not have are not sent to it")
+
+    def view(self, task: Task) -> Task:
+        """The task in places among each client's keys."""
+        return cast(Task, Selected(task, self.keys))
+
+    def scheme(self, server: Server) -> Scheme:
+        """A client's keys, and FedRolex's windows elsewhere."""
+        axis, view = find_label_axis(server, "fedselect"), cast(Selected, server.view)
+        return Select(keys=lambda _, client: {axis: view.keys(client).tolist()}, base=super().scheme(server))
+
+    def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
+        """None: a client's sub-model knows the client's classes only."""
+        return None

@@ -9,55 +9,122 @@ statistics of batch norms are kept apart for every width: shared ones would fit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
+from itertools import count
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import kl_div
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedrolex.clients.messages import MODEL, Job, Tensors, Upload
 from fedrolex.clients.optimizer import Rate
-from fedrolex.clients.work import LocalTraining, Slot, in_precision, masked
+from fedrolex.clients.slot import Slot, in_precision
+from fedrolex.clients.visit import Visit
+from fedrolex.clients.work import LocalTraining, Loss
 from fedrolex.core.errors import FedrolexError, check_numbers
-from fedrolex.methods.method import Method
-from fedrolex.slicing.schemes import Ordered
+from fedrolex.core.streams import words
+from fedrolex.methods.averaging import Averaging, Weighting
+from fedrolex.methods.setup import Setup
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import Server, State
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.regions import Region, regions
+from fedrolex.slicing.schemes import Ordered, Scheme
+from fedrolex.slicing.windows import Arc, Window, exact
+from fedrolex.tasks.masking import masked
+
+
+@dataclass
+class Narrow:
+    """A model of the first nodes of another, with parameters of its own that are copies of the wider model's.
+
+    Attributes:
+        module: of the narrower width.
+        parameters: its trainable parameters, in the order of the wider model's.
+        places: where each parameter lies in the wider model's.
+    """
+
+    module: nn.Module
+    parameters: list[Tensor]
+    places: list[Region]
+
+    @staticmethod
+    def inside(axes: Axes, module: nn.Module, names: Sequence[str], wide: Window, narrow: Window) -> Narrow:
+        """A module of the window ``narrow`` inside a sub-model of the window ``wide``, both of first nodes."""
+        widths, inner = axes.widths(wide), axes.widths(narrow)
+        within = Window({name: Arc(0, inner[name], widths[name]) for name in widths if inner[name] < widths[name]})
+        own = dict(module.named_parameters())
+        places = [regions(name, axes.tensors[name].dims, widths, within) for name in names]
+        return Narrow(module, [own[name] for name in names], places)
+
+    @torch.no_grad()
+    def load(self, wider: Sequence[Tensor]) -> None:
+        """Take over the wider model's parameters."""
+        for own, place, parameter in zip(self.parameters, self.places, wider, strict=True):
+            place.take(parameter, own)
+
+    def add(self, total: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Add gradients of the narrow model's parameters to those of the wider model's."""
+        for wide, place, gradient in zip(total, self.places, gradients, strict=True):
+            place.add(wide, gradient, 1.0)
+
+    def begin(self, statistics: Tensors) -> dict[str, Tensor]:
+        """Begin a round with this width's statistics; returns the tensors that training will change."""
+        self.module.train()
+        own = dict(self.module.named_buffers())
+        for name, tensor in statistics.items():
+            own[name].copy_(tensor)
+        return {name: own[name] for name in statistics}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedDropout(LocalTraining):
-    """A client's work: batches at widths drawn for each.
+    """A client's work: every batch at a width that is drawn for it.
 
     Attributes:
+        widths: that batches are trained at, as parts of the server's model.
         distil: train the whole sub-model at every batch, and let the drawn width learn from it.
-        alpha: how much of what the drawn width learns comes from the whole sub-model, the rest from labels.
-        temperature: of that.
+        alpha: how much the drawn width learns from the whole sub-model, the rest is learned from labels.
+        temperature: of that distillation.
     """
 
+    widths: Sequence[Fraction] = ()
     distil: bool = True
     alpha: float = 1.0
     temperature: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise FedrolexError(f"method.alpha is {self.alpha}: give a number between 0 and 1")
-        check_numbers("method", self, least={}, positive=("temperature",))
+    def start(self, slot: Slot, visit: Visit) -> None:
+        """Make the slot ready, and the narrower models inside it, whose statistics are sent back, too."""
+        super().start(slot, visit)
+        plan, job, axes = visit.plan, visit.job, visit.network.axes
+        inside: dict[Fraction, Narrow] = slot.scratch.setdefault("inside", {})
+        choices: list[Narrow | None] = []
+        for width in narrower(self.widths, job.capacity):
+            if width not in inside:
+                window = Ordered(widths=self.widths).window(axes, round=0, capacity=width)
+                module = axes.cut(visit.network.module, window)
+                inside[width] = Narrow.inside(axes, module, slot.names, job.window, window)
+            section = statistics(width)
+            own = inside[width].begin(job.sent.get(section, {}))
+            visit.sent |= {f"{section} {name}": tensor for name, tensor in own.items()}
+            choices.append(inside[width])
+        slot.scratch["drawn"] = drawn([*choices, None], plan.seed, plan.round, job.client)
 
-    def step(
-        self,
-        slot: Slot,
-        x: Tensor,
-        y: Tensor,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        rate: Rate,
-        held: Tensor | None = None,
-    ) -> Tensor:
-        """One batch at ``slot.drawn``, the width drawn for it; None is the whole sub-model."""
-        narrow = slot.drawn
+    def step(self, slot: Slot, x: Tensor, y: Tensor, loss: Loss, rate: Rate, held: Tensor | None = None) -> Tensor:
+        """One batch at the width drawn for it."""
+        narrow = next(slot.scratch["drawn"])
         if narrow is None:  # nothing to learn from itself; what it would learn from labels counts
             often = 2 - self.alpha if self.distil else 1.0
             return super().step(slot, x, y, lambda said, y: often * loss(said, y), rate, held) / often
+        return self.narrow_step(narrow, slot, x, y, loss, rate, held)
+
+    def narrow_step(
+        self, narrow: Narrow, slot: Slot, x: Tensor, y: Tensor, loss: Loss, rate: Rate, held: Tensor | None
+    ) -> Tensor:
+        """One batch at a width below that of the slot; returns its loss."""
         gradients = [torch.zeros_like(p) for p in slot.parameters]
         narrow.load(slot.parameters)
         low = in_precision(narrow.module, x, slot.precision)
@@ -85,15 +152,112 @@ class OrderedDropout(LocalTraining):
         return t * t * kl_div(said.flatten(0, -2), (scores / t).softmax(-1).flatten(0, -2), reduction="batchmean")
 
 
-def fjord(
-    client: LocalTraining,
-    *,
-    widths: Sequence[Fraction],
-    distil: bool = True,
-    alpha: float = 1.0,
-    temperature: float = 1.0,
-) -> Method:
-    """Widths are drawn from ``widths``, among which all capacities must be."""
-    plain = {each.name: getattr(client, each.name) for each in fields(LocalTraining)}
-    work = OrderedDropout(**{**plain, "widths": tuple(widths)}, distil=distil, alpha=alpha, temperature=temperature)
-    return Method(name="fjord", scheme=Ordered(widths=widths), client=work, weighting="samples")
+def drawn(choices: Sequence[Narrow | None], seed: int, round: int, client: int) -> Iterator[Narrow | None]:
+    """The model of every step of a client, drawn evenly; None is the whole sub-model."""
+    for step in count():
+        draw = int(words(1, seed, "width", round, client, step)[0])
+        yield choices[draw * len(choices) >> 64]
+
+
+def narrower(widths: Sequence[Fraction], capacity: Fraction) -> list[Fraction]:
+    """The widths below a capacity, ascending."""
+    return sorted(width for width in widths if width < capacity)
+
+
+def statistics(width: Fraction) -> str:
+    """The section of the server's state with the running statistics of a width."""
+    return f"statistics@{width}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fjord(Averaging):
+    """Nested widths, each a good model.
+
+    Attributes:
+        weighting: of a client in the average: ``samples``, by its number of examples, or ``uniform``.
+        widths: that batches are trained at, as parts of the task's model; null is the fleet's capacities.
+        distil: train a client's widest model at every batch, and let the drawn width learn from it.
+        alpha: how much the drawn width learns from the widest model, the rest is learned from labels.
+        temperature: of that distillation.
+    """
+
+    weighting: Weighting = "samples"
+    widths: list[str] | None = None
+    distil: bool = True
+    alpha: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norms != "shared":
+            raise FedrolexError("method.norms=per_capacity does not go with fjord: a client trains several widths")
+        if not 0 <= self.alpha <= 1:
+            raise FedrolexError(f"method.alpha is {self.alpha}: give a number between 0 and 1")
+        check_numbers("method", self, least={}, positive=("temperature",))
+        for width in self.widths or ():
+            exact(width)
+
+    def check(self, setup: Setup) -> None:
+        """Every capacity is a width."""
+        super().check(setup)
+        known = self._widths(setup.fleet.levels, setup.scale)
+        missing = next((level for level in setup.fleet.levels if level not in known), None)
+        if missing is not None:
+            raise FedrolexError(f"method.widths has no {missing}, which is a capacity of the fleet: add it")
+
+    def work(self, setup: Setup) -> LocalTraining:
+        """Ordered dropout."""
+        return OrderedDropout(
+            **asdict(setup.client),
+            widths=self._widths(setup.fleet.levels, setup.scale),
+            distil=self.distil,
+            alpha=self.alpha,
+            temperature=self.temperature,
+        )
+
+    def scheme(self, server: Server) -> Scheme:
+        """The first nodes, as many as the capacity says, rounded up."""
+        return Ordered(widths=self._widths(server.fleet.levels, server.scale))
+
+    def begin(self, server: Server) -> State:
+        """Running statistics of every width, where the model keeps any."""
+        module, model = server.main.module, server.state[MODEL]
+        norms = {path for path, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+        names = [name for name, _ in module.named_buffers() if name.rpartition(".")[0] in norms]
+        own = {statistics(width): {n: model[n].clone() for n in names} for width in self._all(server) if names}
+        return {**super().begin(server), **own}
+
+    def sections(self, server: Server, capacity: Fraction) -> tuple[str, ...]:
+        """The model, and the statistics of the capacity."""
+        return (MODEL, statistics(capacity)) if statistics(capacity) in server.state else (MODEL,)
+
+    def send(self, server: Server, job: Job) -> Mapping[str, Tensors]:
+        """The statistics of the narrower widths that the client trains, too."""
+        return {
+            section: server.main.axes.take(server.state[section], server.window(server.round, width))
+            for width in narrower(self._all(server), job.capacity)
+            if (section := statistics(width)) in server.state
+        }
+
+    def take(self, round: Round, upload: Upload) -> None:
+        """Average every width's statistics over the clients that trained it."""
+        super().take(round, upload)
+        for width in narrower(self._all(round.server), upload.job.capacity):
+            section = statistics(width)
+            own = {name: upload.sent[f"{section} {name}"] for name in round.state.get(section, {})}
+            if own:
+                window = round.server.window(round.number, width)
+                round.average.add_to(section, upload.job, own, window, self.weight(upload))
+
+    def finish(self, round: Round) -> State:
+        """The average; the server's model has the statistics of the largest width."""
+        new = super().finish(round)
+        largest = {**round.state, **new}.get(statistics(max(self._all(round.server))), {})
+        return {**new, MODEL: {**new[MODEL], **{name: tensor.clone() for name, tensor in largest.items()}}}
+
+    def _all(self, server: Server) -> list[Fraction]:
+        return self._widths(server.fleet.levels, server.scale)
+
+    def _widths(self, levels: Sequence[Fraction], scale: int) -> list[Fraction]:
+        """The widths as parts of the server's model."""
+        return list(levels) if self.widths is None else [exact(width) / scale for width in self.widths]

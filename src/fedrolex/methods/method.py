@@ -18,7 +18,7 @@ from fedrolex.rounds.fleet import Member
 from fedrolex.rounds.round import Round
 from fedrolex.rounds.server import Server, State
 from fedrolex.slicing.schemes import Scheme, Static
-from fedrolex.slicing.windows import Window
+from fedrolex.slicing.windows import WHOLE, Window
 from fedrolex.tasks.classification import Classification
 from fedrolex.tasks.measure import Measure
 from fedrolex.tasks.task import Task
@@ -102,25 +102,35 @@ class Method:
         return server.fleet.members(round)
 
     def jobs(self, server: Server, round: int) -> list[Job]:
-        """Who trains which window of what; a pure function of the round, without anything that is sent."""
+        """Who trains which window of what; a pure function of the round, without anything that is sent.
+
+        Jobs are in the order of the networks, then of client numbers.
+        """
         known: dict[Window, Window] = {}  # equal windows are one object: looking them up is then quick
         found = []
         for member in self.members(server, round):
-            window = server.window(round, member.capacity, member.client)
+            network = self.network(server, member.capacity)
+            window = server.window(round, member.capacity, member.client) if network == MODEL else WHOLE
             found.append(
                 Job(
                     member.client,
                     member.capacity,
                     known.setdefault(window, window),
-                    sections=self.sections(server, member.capacity),
+                    network,
+                    self.sections(server, member.capacity),
                     part=member.part,
                 )
             )
-        return found
+        order = list(server.networks)
+        return sorted(found, key=lambda job: order.index(job.network))
+
+    def network(self, server: Server, capacity: Fraction) -> str:
+        """The name of the network that clients of a capacity train: the main one in parts, any other one whole."""
+        return MODEL
 
     def sections(self, server: Server, capacity: Fraction) -> tuple[str, ...]:
         """The sections of the server's state with the tensors that clients of a capacity train."""
-        return (MODEL,)
+        return (self.network(server, capacity),)
 
     def waits_for(self, job: Job) -> bool:
         """Whether the answer to a job counts; by default a straggler's does not."""
@@ -148,28 +158,33 @@ class Method:
 
     # --- what comes of it ---
 
+    def leading(self, server: Server) -> str:
+        """The name of the network that a run is for."""
+        return MODEL
+
     def judged(self, server: Server) -> nn.Module:
-        """The model that is measured: the server's own, or any module of one's own, such as an ensemble."""
-        return server.loaded()
+        """The model that is measured: the leading network, or any module of one's own, such as an ensemble."""
+        return server.loaded(network=self.leading(server))
 
     def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
         """The model that a client of a capacity would be given now; None where there is none to measure."""
-        sections = self.sections(server, capacity)
-        module = server.loaded(*sections)
+        network = self.network(server, capacity)
+        module = server.loaded(*self.sections(server, capacity), network=network)
+        if network != MODEL:
+            return module
         return server.main.axes.cut(module, server.window(max(0, server.round - 1), capacity))
 
     def evaluate(self, server: Server, measure: Measure) -> dict[str, Any]:
         """Metrics of the model that is judged and, where asked, of every capacity's."""
-        found = measure(server.task, self.judged(server), server.main.module)
-        if measure.submodels:
-            parts = {level: self.submodel(server, level) for level in self.sizes(server)}
-            measured = {
-                str(level): measure(server.task, part, server.main.module)["global_accuracy"]
-                for level, part in parts.items()
-                if part is not None
-            }
-            if measured:
-                found["submodels"] = measured
+        found = measure(server.task, self.judged(server), server.networks[self.leading(server)].module)
+        parts = {level: self.submodel(server, level) for level in self.sizes(server)} if measure.submodels else {}
+        measured = {
+            str(level): measure(server.task, part, server.networks[self.network(server, level)].module)
+            for level, part in parts.items()
+            if part is not None
+        }
+        if measured:
+            found["submodels"] = {level: metrics["global_accuracy"] for level, metrics in measured.items()}
         return found
 
     def traffic(self, server: Server, job: Job, upload: Upload | None) -> tuple[int, int]:

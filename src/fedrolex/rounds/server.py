@@ -39,6 +39,7 @@ class Server:
         state: the server's tensors. A network's tensors are in the section of its name; a method adds sections.
         round: the next round, counted from 0.
         clients: what clients keep between rounds, where the method needs it.
+        view: the task as clients see it.
     """
 
     task: Task
@@ -52,6 +53,7 @@ class Server:
     clients: ClientStates | None = None
 
     def __post_init__(self) -> None:
+        self.view: Task = self.task
         self._bytes: dict[tuple[object, ...], int] = {}
         for name, network in self.networks.items():
             tensors = network.axes.state(network.module)

@@ -61,12 +61,12 @@ class Training:
 
     def __post_init__(self) -> None:
         server, method = self.server, self.method
+        server.view = method.view(server.task)
         server.scheme = method.scheme(server)
         server.state |= method.begin(server)
         if method.needs.client_state and server.clients is None:
             server.clients = ClientStates()
         self.label_axis = method.label_axis(server)
-        self._view = method.view(server.task)
         self._loop: Loop | None = None
         self._refused: str | None = None
         self._coming: dict[int, list[Job]] = {}
@@ -112,7 +112,7 @@ class Training:
             server.seed,
             server.networks,
             server.state,
-            self._view,
+            server.view,
             self.work,
             equipped,
             self.deadline,

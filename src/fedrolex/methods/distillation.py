@@ -1,0 +1,123 @@
+"""What servers have at hand that learn from clients' answers to public examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedrolex.clients.messages import MODEL, Tensors
+from fedrolex.core.streams import shuffle, words
+from fedrolex.models.norms import collect, static_norms, with_statistics
+from fedrolex.rounds.round import Round
+from fedrolex.rounds.server import State
+from fedrolex.slicing.windows import Window
+
+AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Public:
+    """Public examples in one round.
+
+    Attributes:
+        inputs: as models take them, ``(n, …)``.
+        seed, round: of the run; with them, the order of batches is drawn.
+    """
+
+    inputs: Tensor
+    seed: int = 0
+    round: int = 0
+
+    def batches(self, size: int, steps: int, purpose: str) -> Iterator[Tensor]:
+        """Rows of ``steps`` random batches, epoch after epoch, int64."""
+        count, epoch = len(self.inputs), 0
+        while steps > 0:
+            order = torch.from_numpy(shuffle(count, self.seed, purpose, self.round, epoch)).to(self.inputs.device)
+            for rows in order.split(size)[:steps]:
+                if len(rows) > 1 or count == 1:  # batch norm cannot be trained on one
+                    yield rows
+                steps -= 1
+            epoch += 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """The clients that train models of one size.
+
+    Attributes:
+        module: a model of that size, to load tensors into; its own tensors are of no meaning.
+        received: the tensors that the clients received.
+        average: of the clients' answers; ``received`` where nobody answered.
+        uploads: the clients' answers.
+        weights: of the clients in the average.
+    """
+
+    module: nn.Module
+    received: Tensors
+    average: Tensors
+    uploads: Sequence[Tensors] = ()
+    weights: Sequence[float] = ()
+
+    @staticmethod
+    def of(round: Round, new: State, section: str, window: Window, network: str = MODEL) -> Group:
+        """The clients that trained a window of a section of the server's state, now averaged in ``new``."""
+        found = round.server.networks[network]
+        with torch.random.fork_rng(devices=[]):
+            module = found.axes.cut(found.module, window)
+        received = found.axes.take(round.state[section], window)
+        mine = [(upload.tensors, weight) for upload, weight in round.uploads if upload.job.sections[0] == section]
+        return Group(
+            module,
+            received,
+            found.axes.take(new[section], window) if section in new else received,
+            [tensors for tensors, _ in mine],
+            [weight for _, weight in mine],
+        )
+
+    def load(self, tensors: Tensors) -> nn.Module:
+        """The module with these tensors."""
+        with torch.no_grad():
+            for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+                if name in tensors:
+                    tensor.copy_(tensors[name])
+        return self.module
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A copy of the module's tensors, of the names that travel."""
+        held: Mapping[str, Tensor] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return {name: held[name].detach().clone() for name in self.average}
+
+    def scores(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        """Scores of a model of this size with these tensors, ``(n, classes)``."""
+        return scores(self.load(tensors), inputs)
+
+
+@contextmanager
+def teaching(round: Round) -> Iterator[Public]:
+    """The round's public examples; inside, models draw from the server's stream of the round."""
+    task = round.server.classification
+    assert task.public is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(words(1, round.server.seed, "server", round.number)[0] >> 1))
+        yield Public(task.inputs(task.public.x), round.server.seed, round.number)
+
+
+@torch.no_grad()
+def scores(module: nn.Module, inputs: Tensor, statistics_of: Tensor | None = None) -> Tensor:
+    """Scores of a model in evaluation mode, ``(n, classes)``.
+
+    Static batch norms take their statistics from the inputs, or from the inputs ``statistics_of``.
+    """
+    before = module.training
+    if static_norms(module):
+        source = inputs if statistics_of is None else statistics_of
+        module = with_statistics(module, collect(module, source.split(AT_ONCE)))
+    module.eval()
+    try:
+        return torch.cat([module(part).float() for part in inputs.split(AT_ONCE)])
+    finally:
+        module.train(before)
