@@ -31,6 +31,10 @@ class Waves(Engine):
         device: a CUDA device.
         most: clients of a wave.
         rehearsed: take a CPU, too, where the same steps run without graphs and streams: for tests.
+
+    Attributes:
+        neighbours: engines of the same run that keep things on the device: they give back what they keep together with
+            this one.
     """
 
     shares_process = True
@@ -48,6 +52,7 @@ class Waves(Engine):
             name = getattr(type(self), "name", type(self).__name__.lower())
             raise FedrolexError(f"engine {name} needs a CUDA device: use auto, loop or crew on a CPU")
         self.most = most
+        self.neighbours: Sequence[Waves] = ()
         self._allocated = 0
         self._made_for: tuple[object, ...] = ()
         self._streams: list[Any] = []
@@ -76,7 +81,7 @@ class Waves(Engine):
         if any(one is not other for one, other in zip(made_for, self._made_for, strict=False)):
             self._clear()  # captured steps have another run's work in them
         self._made_for = made_for
-        waiting, fresh = plan.jobs, not self._holds()
+        waiting, fresh = plan.jobs, not self._anything_held()
         while waiting:
             wave, rest = waiting[: self.most], waiting[self.most :]
             answers = self._wave_answers(plan, wave, alone=fresh and len(wave) == 1, first=waiting is plan.jobs)
@@ -91,14 +96,18 @@ class Waves(Engine):
 
     def release(self) -> bool:
         """Give back what is kept on the device; whether there was anything. Streams stay, with their workspaces."""
-        held = self._holds()
-        self._clear()
-        self._allocated = 0
+        held = self._anything_held()
+        for each in (self, *self.neighbours):
+            each._clear()
+            each._allocated = 0
         gc.collect()
         if self.device.type == "cuda":
             with GATE.alone():
                 torch.cuda.empty_cache()
         return held
+
+    def _anything_held(self) -> bool:
+        return any(each._holds() for each in (self, *self.neighbours))
 
     def _wave_answers(
         self, plan: RoundPlan, wave: Sequence[Job], *, alone: bool, first: bool

@@ -7,9 +7,7 @@ holds and at which place each index is held; a filter is addressed by (tap, inpu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from math import isfinite, prod
+from math import isfinite
 
 import numpy as np
 import torch
@@ -19,43 +17,12 @@ from torch import Tensor
 from fedrolex.core.errors import FedrolexError
 from fedrolex.engines.gpu.ragged.cohort import Cohort
 from fedrolex.engines.gpu.ragged.exchange_kernels import deal, merge
+from fedrolex.engines.gpu.ragged.matrices import matrices
 from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.layout import Fixed, Ref
 from fedrolex.slicing.windows import Window
 
 SIZE = 1024
 IDLE = -1
-
-
-@dataclass(frozen=True)
-class Plain:
-    """How a tensor of the server is addressed: axes (None: whole) and distances of lines and columns, and of taps."""
-
-    axes: tuple[str | None, str | None]
-    sizes: tuple[int, int]
-    apart: tuple[int, int, int]
-    elements: int
-
-
-@lru_cache(maxsize=8)
-def plain(axes: Axes) -> dict[str, Plain] | None:
-    """How a model's parameters are addressed; None where a dimension is made of several axes."""
-    found = {}
-    for name, tensor in axes.tensors.items():
-        if tensor.role != "parameter" or not all(isinstance(dim, Ref | Fixed) for dim in tensor.dims):
-            return None
-        of = [dim.axis if isinstance(dim, Ref) else None for dim in tensor.dims]
-        shape = axes.shape(name)
-        if len(shape) == 4:  # output channels are columns, input channels lines
-            taps = shape[2] * shape[3]
-            found[name] = Plain((of[1], of[0]), (shape[1], shape[0]), (1, taps, shape[1] * taps), prod(shape))
-        elif len(shape) == 2:
-            found[name] = Plain((of[0], of[1]), (shape[0], shape[1]), (0, shape[1], 1), prod(shape))
-        elif len(shape) == 1:
-            found[name] = Plain((None, of[0]), (1, shape[0]), (0, 0, 1), prod(shape))
-        else:
-            return None
-    return found
 
 
 class Exchange:
@@ -67,7 +34,7 @@ class Exchange:
     """
 
     def __init__(self, axes: Axes, cohorts: Sequence[Cohort]) -> None:
-        found = plain(axes)
+        found = matrices(axes)
         if found is None:
             raise FedrolexError("this model's tensors are not plain matrices and filters")
         self.axes, self.tensors = axes, found
@@ -135,7 +102,7 @@ class Exchange:
         """
         flat = torch.empty(sum(self._lengths), device=self.device)
         if label_axis not in self._labels:
-            which = [_label(tensor, label_axis) for tensor in self.tensors.values()]
+            which = [tensor.label(label_axis) for tensor in self.tensors.values()]
             self._labels[label_axis] = torch.tensor(which).to(self.device)
         places = torch.from_numpy(flat.data_ptr() + self._offsets).to(self.device)
         merge[(len(self._merges),)](
@@ -163,8 +130,3 @@ class Exchange:
             found[0, begin : begin + len(held)] = held
             found[1, begin + held] = np.arange(len(held))
         return found.reshape(-1)
-
-
-def _label(tensor: Plain, axis: str | None) -> int:
-    """Whether a tensor's lines (1) or columns (2) lie along an axis."""
-    return 0 if axis is None else 1 if tensor.axes[0] == axis else 2 if tensor.axes[1] == axis else 0

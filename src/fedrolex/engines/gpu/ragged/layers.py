@@ -1,0 +1,361 @@
+"""Launches of a cohort's layers: convolutions, norms with ReLU, their gradients, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrolex.clients.slot import Precision
+from fedrolex.engines.gpu.ragged import convolution_kernels, norm_kernels, step_kernels, tilings
+from fedrolex.engines.gpu.ragged.buffers import Parameters, Values, begins, padded
+from fedrolex.engines.gpu.ragged.tables import Parts, align, column_tiles, table, tiles, weight_tiles
+from fedrolex.engines.gpu.ragged.tilings import Tiling, power
+from fedrolex.models.preresnet import PreResNet
+from fedrolex.tasks.masking import Mask
+
+MASKS: dict[Mask, int] = {"none": 0, "zero": 1, "neg_inf": 2}
+COLUMNS = 16  # channels that a program adds up
+
+Launch = Callable[[], Any]
+Convolution = tuple[str, Values]
+"""The name of a convolution, and the values it is taken of (on the way back: the values it gave)."""
+
+
+class Layers:
+    """Makes launches of kernels, each for one layer of all clients.
+
+    Args:
+        model: one client's sub-model, for the sides and strides of filters.
+        parameters: of all clients.
+        batch: images of a step.
+        share: of the places, as many have a client in a round.
+        precision: of products.
+        counts: images of every client in this batch, int32 ``(clients,)``.
+
+    Attributes:
+        compiling: whether launches only compile their kernels.
+        split: gradients that are made in parts, by the name of their parameter.
+        summed: parameters whose gradients' squares are added up where the gradients are made.
+        squares_used: places of sums of squares that every client uses.
+        squares: sums of squares of gradients, ``(clients, places)``.
+        parts, weight_parts: room for results and gradients that are made in parts.
+    """
+
+    def __init__(
+        self,
+        model: PreResNet,
+        parameters: Parameters,
+        *,
+        batch: int,
+        share: Fraction | int,
+        precision: Precision,
+        counts: Tensor,
+    ) -> None:
+        self.model, self.parameters, self.batch, self.counts = model, parameters, batch, counts
+        self.device, self.clients = counts.device, len(counts)
+        self.low = parameters.lowered.dtype
+        self.dots = "ieee" if precision == "fp32" else "tf32"
+        self.compiling = False
+        self.split: dict[str, Parts] = {}
+        self.summed: set[str] = set()
+        self.squares_used = [0] * self.clients
+        self._share = share
+        self._epsilon: float = model.norm.eps  # type: ignore[assignment]
+        self._parts_size = self._weight_parts_size = 0
+
+    def allocate(self) -> None:
+        """Make room for everything that is made in parts, once all launches are known."""
+        self.parts = torch.zeros(self._parts_size, device=self.device)
+        self.weight_parts = torch.zeros(max(1, self._weight_parts_size), device=self.device)
+        self.squares = torch.zeros(self.clients, max(self.squares_used), device=self.device)
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: object, **constants: object) -> None:
+        """Launch a kernel, or only compile it."""
+        if self.compiling:
+            kernel.warmup(*arguments, grid=grid, **constants)
+        else:
+            kernel[grid](*arguments, **constants)
+
+    def values(self, side: int, channels: Sequence[int]) -> Values:
+        """Room for what a layer gives."""
+        chunks = max(tilings.CHUNKS, -(-self.batch * side**2 // tilings.FEWEST))
+        return Values.of(self.batch, side, channels, chunks, self.low, self.device)
+
+    # --- forward ---
+
+    def convolve(
+        self, convolutions: Sequence[Convolution], out: Values, residual: Values | None = None
+    ) -> list[Launch]:
+        """The sum of convolutions of active values, and of the residual; and the moments of the result."""
+        shapes = self._shapes(convolutions, out)
+        if len(shapes) == 1 and shapes[0].parts == 1:
+            out.described = True
+            return [self._whole(*convolutions[0], out, shapes[0], residual), self._describe(out, shapes[0].rows)]
+        launches, parts = self._products(convolutions, shapes, out, back=False)
+        rows = self._table(parts.begins, out.begins, out.moments_begin, out.channels, parts.apart)
+        shape = tilings.pixels(self._pixels(out), out.channels, self._share)
+        blocks = self._tiles(out, shape.chunk, shape.columns)
+
+        def finish() -> None:
+            self.launch(
+                norm_kernels.finish, (len(blocks),),
+                self.parts, (residual or out).value, out.value, out.moments, rows, blocks, self.counts,
+                out.side**2, shape.chunk // shape.rows, out.chunks,
+                PARTS=parts.count, RESIDUAL=residual is not None, ROWS=shape.rows, COLS=shape.columns,
+                ALIGN=align(out.channels),
+            )  # fmt: skip
+
+        return [*launches, finish]
+
+    def activate(self, norm: str, x: Values) -> Launch:
+        """Norm and ReLU."""
+        rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
+        shape = tilings.pixels(self._pixels(x), x.channels, self._share)
+        blocks = self._tiles(x, shape.block, shape.columns)
+
+        def launch() -> None:
+            self.launch(
+                norm_kernels.activate, (len(blocks),),
+                x.value, x.moments, self.parameters.values, x.active, x.statistics, rows, blocks, self.counts,
+                x.side**2, shape.chunk, x.chunks, self._epsilon,
+                READY=x.described, CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
+                ALIGN=align(x.channels),
+            )  # fmt: skip
+
+        return launch
+
+    def judge(self, x: Values, mask: Mask, targets: Tensor, held: Tensor, totals: Tensor) -> list[Launch]:
+        """Scores, losses and their gradients.
+
+        Args:
+            x: what the last norm made active.
+            mask: what the loss does with classes a client does not hold.
+            targets: of the batch, int64 ``(clients, batch)``.
+            held: the classes of each client, int8 ``(clients, classes)``.
+            totals: losses are added to it, ``(clients,)``.
+        """
+        places = begins([self.batch * channels for channels in x.channels])
+        self._pooled = torch.zeros(places[-1], device=self.device)
+        self._pooled_begin = places[:-1]
+        head = [self.parameters.begins(name) for name in ("head.weight", "head.bias")]
+        rows = self._table(x.begins, *head, places[:-1], x.channels)
+        classes, columns = held.shape[1], min(64, max(16, power(max(x.channels))))
+        blocks = self._tiles(x, 16 * x.side**2, columns)
+
+        def pool() -> None:
+            self.launch(
+                step_kernels.pool, (len(blocks),),
+                x.active, self._pooled, rows, blocks, self.counts,
+                AREA=x.side**2, ROWS=16, COLS=columns, ALIGN=align(x.channels),
+            )  # fmt: skip
+
+        def judge() -> None:
+            self.launch(
+                step_kernels.judge, (self.clients,),
+                self.parameters.values, self.parameters.gradients, self._pooled, targets, held,
+                totals, rows, self.counts, self.batch, classes,
+                MASK=MASKS[mask], ROWS=max(16, power(self.batch)), CLASSES=max(16, power(classes)),
+                COLS=columns, ALIGN=align(x.channels), PRECISION=self.dots,
+            )  # fmt: skip
+
+        return [pool, judge]
+
+    # --- backward ---
+
+    def back(self, norm: str, convolutions: Sequence[Convolution], x: Values, residual: Values | None) -> list[Launch]:
+        """From the gradients of convolutions' results to that of ``x``, through the norm they share."""
+        shapes = self._shapes(convolutions, x)
+        if len(shapes) == 1 and shapes[0].parts == 1:
+            first = [self._whole_back(*convolutions[0], x, shapes[0]), self._total(norm, x, shapes[0].rows)]
+            return [*first, self.unnorm(norm, x, residual, ready=True)]
+        launches, parts = self._products(convolutions, shapes, x, back=True)
+        return [*launches, self.deactivate(x, parts), self.unnorm(norm, x, residual)]
+
+    def deactivate(self, x: Values, parts: Parts | None) -> Launch:
+        """Back through ReLU; without ``parts``, from the gradient of the mean over pixels."""
+        count, begin, apart = (parts.count, parts.begins, parts.apart) if parts else (1, self._pooled_begin, x.places)
+        rows = self._table(begin, x.begins, x.moments_begin, x.places, x.channels, apart)
+        shape = tilings.pixels(self._pixels(x), x.channels, self._share)
+        blocks = self._tiles(x, shape.chunk, shape.columns)
+
+        def launch() -> None:
+            self.launch(
+                norm_kernels.deactivate, (len(blocks),),
+                self._pooled if parts is None else self.parts, x.value, x.active, x.statistics, x.back, x.sums,
+                rows, blocks, self.counts, x.side**2, shape.chunk // shape.rows, x.chunks,
+                PARTS=count, POOLED=parts is None, ROWS=shape.rows, COLS=shape.columns, ALIGN=align(x.channels),
+            )  # fmt: skip
+
+        return launch
+
+    def unnorm(self, norm: str, x: Values, residual: Values | None, ready: bool = False) -> Launch:
+        """Back through the norm."""
+        rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
+        shape = tilings.pixels(self._pixels(x), x.channels, self._share)
+        blocks = self._tiles(x, shape.block, shape.columns)
+
+        def launch() -> None:
+            self.launch(
+                norm_kernels.unnorm, (len(blocks),),
+                x.back, x.value, x.statistics, x.sums, x.totals, self.parameters.values, (residual or x).gradient,
+                x.gradient, self.parameters.gradients, rows, blocks, self.counts, x.side**2, shape.chunk, x.chunks,
+                READY=ready, RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.block,
+                COLS=shape.columns, ALIGN=align(x.channels),
+            )  # fmt: skip
+
+        return launch
+
+    def weigh(self, name: str, x: Values, out: Values) -> Launch:
+        """The gradient of a convolution's filter."""
+        side, stride = self._side(name), self._stride(name)
+        shape = self._fitted(tilings.weights(self._pixels(out), x.channels, out.channels, side, self._share))
+        lengths = [side**2 * i * o for i, o in zip(x.channels, out.channels, strict=True)]
+        places = self.parameters.begins(f"{name}.weight")
+        if shape.parts > 1:
+            parts = self.split[f"{name}.weight"] = Parts(shape.parts, lengths, self._weight_parts_size)
+            self._weight_parts_size, places = parts.size, parts.begins
+        else:
+            self.summed.add(f"{name}.weight")
+        rows = self._table(x.begins, out.begins, places, x.channels, out.channels, lengths)
+        taps = side**2 // shape.taps
+        blocks = weight_tiles(self.device, x.channels, out.channels, taps, shape, self.squares_used)
+        span = padded(-(-self._pixels(out) // shape.parts), shape.depth)
+
+        def launch() -> None:
+            self.launch(
+                convolution_kernels.weigh, (len(blocks), shape.parts),
+                x.active, out.gradient, self.weight_parts if shape.parts > 1 else self.parameters.gradients,
+                self.squares, rows, blocks, self.counts, self.squares.shape[1],
+                x.side, x.side, out.side, out.side, span,
+                SIDE=side, STRIDE=stride, TAPS=shape.taps, ALIGN=align(x.channels + out.channels),
+                WHOLE=shape.parts == 1,
+                ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth, PRECISION=self.dots,
+                num_warps=shape.warps, num_stages=shape.stages,
+            )  # fmt: skip
+
+        return launch
+
+    # --- products, and what is added up of them ---
+
+    def _products(
+        self, convolutions: Sequence[Convolution], shapes: Sequence[Tiling], out: Values, back: bool
+    ) -> tuple[list[Launch], Parts]:
+        """Convolutions, or with ``back`` the gradients of their inputs, in parts that are still to be added up."""
+        pixels = self._pixels(out)
+        parts = Parts(sum(shape.parts for shape in shapes), [pixels * channels for channels in out.channels])
+        self._parts_size = max(self._parts_size, parts.size)
+        launches: list[Launch] = []
+        done = 0
+        for (name, x), shape in zip(convolutions, shapes, strict=True):
+            where = (parts.at(done), x.channels, out.channels, parts.apart)
+            launches.append(self._product(name, x, out, shape, where, back=back))
+            done += shape.parts
+        return launches, parts
+
+    def _whole(self, name: str, x: Values, out: Values, shape: Tiling, residual: Values | None) -> Launch:
+        """A convolution with all that :func:`norm_kernels.finish` does."""
+        where = (out.begins, x.channels, out.channels, [0] * self.clients, out.moments_begin)
+        return self._product(name, x, out, shape, where, back=False, whole=True, residual=residual)
+
+    def _whole_back(self, name: str, y: Values, x: Values, shape: Tiling) -> Launch:
+        """The way back through a convolution with all that :func:`norm_kernels.deactivate` does."""
+        where = (x.begins, y.channels, x.channels, [0] * self.clients, x.moments_begin, x.places)
+        return self._product(name, y, x, shape, where, back=True, whole=True)
+
+    def _product(
+        self,
+        name: str,
+        x: Values,
+        out: Values,
+        shape: Tiling,
+        where: tuple[list[int], ...],
+        *,
+        back: bool,
+        whole: bool = False,
+        residual: Values | None = None,
+    ) -> Launch:
+        rows = self._table(x.begins, self.parameters.begins(f"{name}.weight"), *where)
+        blocks = self._tiles(out, shape.rows, shape.columns)
+        images = x.gradient if back else x.active
+        side, stride = self._side(name), self._stride(name)
+
+        def launch() -> None:
+            self.launch(
+                convolution_kernels.convolve, (len(blocks), shape.parts),
+                images, self.parameters.lowered, (out.back if back else out.value) if whole else self.parts,
+                (residual or out).value, out.value, out.active, out.statistics, out.sums if back else out.moments,
+                rows, blocks, self.counts, x.side, x.side, out.side, out.side, out.chunks,
+                SIDE=side, STRIDE=stride, BACK=back, TAPS=side**2 // shape.parts, WHOLE=whole,
+                RESIDUAL=residual is not None, ALIGN=align(x.channels + out.channels),
+                ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth,
+                PRECISION=self.dots, num_warps=shape.warps, num_stages=shape.stages,
+            )  # fmt: skip
+
+        return launch
+
+    def _describe(self, x: Values, length: int) -> Launch:
+        """Statistics of values whose moments were taken of chunks of a length."""
+        rows = self._table(x.begins, x.moments_begin, x.begins, x.begins, x.places, x.channels)
+        blocks = column_tiles(self.device, x, COLUMNS)
+
+        def launch() -> None:
+            self.launch(
+                norm_kernels.describe, (len(blocks),),
+                x.moments, x.statistics, rows, blocks, self.counts, x.side**2, length, x.chunks, self._epsilon,
+                CHUNKS=tilings.CHUNKS, COLS=COLUMNS,
+            )  # fmt: skip
+
+        return launch
+
+    def _total(self, norm: str, x: Values, length: int) -> Launch:
+        """Sums over all chunks of a length."""
+        rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
+        blocks = column_tiles(self.device, x, COLUMNS)
+
+        def launch() -> None:
+            self.launch(
+                norm_kernels.total, (len(blocks),),
+                x.sums, x.totals, self.parameters.gradients, rows, blocks, self.counts, x.side**2, length, x.chunks,
+                CHUNKS=tilings.CHUNKS, COLS=COLUMNS,
+            )  # fmt: skip
+
+        return launch
+
+    # --- sizes ---
+
+    def _shapes(self, convolutions: Sequence[Convolution], out: Values) -> list[Tiling]:
+        return [
+            self._fitted(tilings.product(self._pixels(out), x.channels, out.channels, self._side(name), self._share))
+            for name, x in convolutions
+        ]
+
+    def _fitted(self, shape: Tiling) -> Tiling:
+        """Smaller blocks where products are float32 throughout: they are long in compiling, and take more room."""
+        if self.dots != "ieee":
+            return shape
+        rows, columns, depth = (min(n, most) for n, most in ((shape.rows, 64), (shape.columns, 64), (shape.depth, 32)))
+        return replace(shape, rows=rows, columns=columns, depth=depth, warps=4)
+
+    def _pixels(self, x: Values) -> int:
+        return self.batch * x.side**2
+
+    def _side(self, name: str) -> int:
+        return int(self.model.get_parameter(f"{name}.weight").shape[-1])
+
+    def _stride(self, name: str) -> int:
+        convolution: Any = self.model.get_submodule(name)
+        return int(convolution.stride[0])
+
+    def _scales(self, norm: str) -> tuple[list[int], list[int]]:
+        return self.parameters.begins(f"{norm}.weight"), self.parameters.begins(f"{norm}.bias")
+
+    def _tiles(self, x: Values, rows: int, columns: int) -> Tensor:
+        return tiles(self.device, x, self._pixels(x), rows, columns)
+
+    def _table(self, *columns: Sequence[int]) -> Tensor:
+        return table(self.device, *columns)

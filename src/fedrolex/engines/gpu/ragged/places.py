@@ -1,0 +1,316 @@
+"""Places for the clients of one network: one captured step for wide clients, one for narrow ones.
+
+Places are kept from round to round: as many for every width as any round has needed. A place without a client
+costs next to nothing, so the captured steps serve cohorts of every composition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrolex.clients.messages import Failure, Job, Network, RoundPlan, Upload
+from fedrolex.clients.slot import Precision
+from fedrolex.clients.visit import random_draws
+from fedrolex.core.streams import shuffle
+from fedrolex.engines.gpu.captured import captured
+from fedrolex.engines.gpu.ragged.cohort import Cohort
+from fedrolex.engines.gpu.ragged.exchange import Exchange
+from fedrolex.models.preresnet import PreResNet
+from fedrolex.rounds.engine import Averaged, out_of_memory
+from fedrolex.slicing.windows import Window
+from fedrolex.tasks.classification import Classification
+
+WIDE = 32  # channels of the first layer from which a client is wide
+SPARE = 2  # places more than needed, where more are needed than before
+REMEMBERED = 10_000  # clients whose classes are known
+STREAMS = 4  # that the places of a network use: two for wide clients, two for narrow ones
+
+Widths = tuple[tuple[str, int], ...]
+
+
+@dataclass
+class CapturedCohort:
+    """A cohort with its captured step.
+
+    Attributes:
+        widths: of every place.
+        cohort: their tensors.
+        stream, step: what a step runs on, and the captured step; none and the plain one without a GPU.
+    """
+
+    widths: list[Widths]
+    cohort: Cohort
+    stream: Any
+    step: Callable[[], Any]
+
+    def replay(self, steps: int) -> None:
+        """As many steps, on the cohort's own stream."""
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            for _ in range(steps):
+                self.step()
+
+
+@dataclass
+class Placement:
+    """A client's place in this round, and how many images it has."""
+
+    job: Job
+    images: int
+    cohort: CapturedCohort
+    place: int
+
+
+class Places:
+    """The cohorts of one network, and who is trained where in a round.
+
+    Args:
+        network: of PreResNets.
+        precision: of products.
+        device: where the kernels run.
+        streams: as many as :data:`STREAMS`; each is None without a GPU.
+    """
+
+    def __init__(self, network: Network, precision: Precision, device: torch.device, streams: Sequence[Any]) -> None:
+        assert isinstance(network.module, PreResNet)
+        self.network, self.precision, self.device, self._streams = network, precision, device, streams
+        self._shape = network.module.plan
+        self._cohorts: list[CapturedCohort] = []
+        self._placed: list[Placement] = []
+        self._exchange: Exchange | None = None
+        self._needed: dict[Widths, int] = {}
+        self._room = self._at_once = 0
+        self._labels: dict[int, list[int]] = {}
+        self._models: dict[Widths, PreResNet] = {}
+        self._made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    # --- places ---
+
+    def seat(self, plan: RoundPlan, jobs: Sequence[Job]) -> dict[tuple[int, str], Failure]:
+        """Give every job a place, building cohorts where there are too few; who cannot be trained, and why."""
+        sizes = {job.key: self._images(plan, job) for job in jobs}
+        refused = {job.key: self._why_not(plan, sizes[job.key]) for job in jobs}
+        failures = {job.key: Failure(job, why) for job in jobs if (why := refused[job.key]) is not None}
+        jobs = [job for job in jobs if job.key not in failures]
+        of = {window: self._widths(window) for window in {job.window for job in jobs}}
+        widths = [of[job.window] for job in jobs]
+        needed = {each: widths.count(each) for each in widths}
+        room = max((sizes[job.key] for job in jobs), default=0)
+        short = any(count > self._needed.get(each, 0) for each, count in needed.items())
+        if jobs and (short or room > self._room):
+            spare = SPARE if self._needed else 0
+            for each, count in needed.items():
+                if count > self._needed.get(each, 0):
+                    self._needed[each] = count + spare
+            self._room, self._at_once = max(room, self._room), max(len(jobs), self._at_once)
+            self._build(plan, {each: job.window for each, job in zip(widths, jobs, strict=True)})
+        free = [(cohort, place, each) for cohort in self._cohorts for place, each in enumerate(cohort.widths)]
+        placed = []
+        for job, wanted in zip(jobs, widths, strict=True):
+            found = next(which for which, (_, _, each) in enumerate(free) if each == wanted)
+            cohort, place, _ = free.pop(found)
+            placed.append(Placement(job, sizes[job.key], cohort, place))
+        self._placed = sorted(placed, key=lambda each: self._cohorts.index(each.cohort))
+        return failures
+
+    def _build(self, plan: RoundPlan, windows: Mapping[Widths, Window]) -> None:
+        for widths, window in windows.items():
+            if widths not in self._models:
+                found = self.network.axes.cut(self.network.module, window)
+                assert isinstance(found, PreResNet)
+                self._models[widths] = found
+        self._cohorts, self._exchange, self._placed = [], None, []  # what they hold on the device goes first
+        groups: dict[bool, list[Widths]] = {}
+        for widths, count in self._needed.items():
+            groups.setdefault(self._wide(widths), []).extend([widths] * count)
+        share = Fraction(self._at_once, sum(self._needed.values()))
+        for number, (_, group) in enumerate(sorted(groups.items(), reverse=True)):
+            stream, beside = self._streams[2 * number : 2 * number + 2]
+            cohort = Cohort(
+                [self._models[widths] for widths in group],
+                plan.work,
+                room=self._room,
+                share=share,
+                precision=self.precision,
+                device=self.device,
+                beside=beside,
+            )
+            if stream is not None:
+                cohort.compile()
+            step = captured(cohort.step, cohort.counter.zero_, stream)  # nobody has images yet: nothing changes
+            self._cohorts.append(CapturedCohort(group, cohort, stream, step))
+        self._exchange = Exchange(self.network.axes, [each.cohort for each in self._cohorts])
+
+    def _why_not(self, plan: RoundPlan, images: int) -> str | None:
+        """Why a client cannot be trained: the same as in ``loop``."""
+        if not images:
+            return "ValueError: has no examples"
+        halved = len(self._shape.blocks) - 1
+        if self._shape.size >> halved == 1 and images % plan.work.batch == 1:
+            return "ValueError: its last batch is one image, of which batch norm sees one value a channel"
+        return None
+
+    def _images(self, plan: RoundPlan, job: Job) -> int:
+        return len(_task(plan).parts[job.client])
+
+    def _widths(self, window: Window) -> Widths:
+        return tuple(self.network.axes.widths(window).items())
+
+    def _wide(self, widths: Widths) -> bool:
+        return self._models[widths].stem.out_channels >= WIDE
+
+    def _mine(self) -> Iterator[tuple[CapturedCohort, list[Placement]]]:
+        """Every cohort with those that are placed in it."""
+        for cohort in self._cohorts:
+            yield cohort, [each for each in self._placed if each.cohort is cohort]
+
+    # --- a round ---
+
+    def start(self, plan: RoundPlan) -> None:
+        """Every client's part of the server's tensors to its place."""
+        if self._exchange is None or not self._placed:
+            return
+        windows = {(id(each.cohort), each.place): each.job.window for each in self._placed}
+        places = [windows.get((id(each), place)) for each in self._cohorts for place in range(each.cohort.clients)]
+        self._exchange.deal(plan.whole(self._placed[0].job), places)
+        masked = plan.work.mask != "none"
+        for each, mine in self._mine():
+            cohort = each.cohort
+            sizes = [0] * cohort.clients
+            held = torch.zeros(cohort.held.shape, dtype=torch.int8)
+            for placement in mine:
+                sizes[placement.place] = placement.images
+                if masked:
+                    held[placement.place, self._labels_of(plan, placement.job)] = 1
+            cohort.sizes.copy_(torch.tensor(sizes, dtype=torch.int32))
+            if masked:
+                cohort.held.copy_(held)
+            cohort.start(plan.work.rate(plan.round))
+
+    def fill(self, plan: RoundPlan, epoch: int) -> None:
+        """The epoch's inputs and targets, each client's to its place."""
+        if not self._placed:
+            return
+        inputs, targets = self._inputs(plan, plan.round, epoch, [each.job.client for each in self._placed])
+        self._made.clear()
+        done = 0
+        for each, mine in self._mine():
+            count, cohort = sum(placement.images for placement in mine), each.cohort
+            if count:
+                room = cohort.y.shape[1]
+                to = torch.cat([one.place * room + torch.arange(one.images) for one in mine]).to(targets.device)
+                cohort.y.view(-1)[to] = targets[done : done + count]
+                cohort.x.flatten(0, 1)[to, ..., : inputs.shape[-1]] = inputs[done : done + count]
+                done += count
+            cohort.counter.zero_()
+
+    def launch(self, plan: RoundPlan) -> None:
+        """All steps of an epoch, on the cohorts' own streams."""
+        for each, mine in self._mine():
+            if each.stream is not None:
+                each.stream.wait_stream(torch.cuda.current_stream())
+            each.replay(-(-max((placement.images for placement in mine), default=0) // plan.work.batch))
+
+    def join(self) -> None:
+        """What is launched from now on comes after the steps."""
+        for each in self._cohorts:
+            if each.stream is not None:
+                torch.cuda.current_stream().wait_stream(each.stream)
+
+    def answers(self, plan: RoundPlan) -> dict[tuple[int, str], Upload]:
+        """Every client's answer; the device is asked once."""
+        if not self._placed:
+            return {}
+        own = torch._foreach_norm([each.cohort.cohort.parameters.whole(each.place) for each in self._placed])
+        losses = [each.cohort.cohort.totals[each.place] for each in self._placed]
+        told = torch.stack([*own, *losses]).view(2, -1).tolist()
+        found: dict[tuple[int, str], Upload] = {}
+        for each, norm, loss in zip(self._placed, *told, strict=True):
+            steps = plan.work.epochs * -(-each.images // plan.work.batch)
+            labels = self._labels_of(plan, each.job) if plan.tell_labels else None
+            tensors = each.cohort.cohort.parameters.tensors(each.place)
+            good = True if isfinite(norm) else None  # a norm that is not may still be one of finite values
+            found[each.job.key] = Upload(each.job, tensors, each.images, loss / steps, steps, labels, good)
+        return found
+
+    def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged:
+        """The selective average of a round's uploads, and their drift, without moving them."""
+        assert self._exchange is not None
+        begins, places = {}, 0
+        for cohort in self._cohorts:
+            begins[id(cohort)] = places
+            places += cohort.cohort.clients
+        number = {each.job.key: begins[id(each.cohort)] + each.place for each in self._placed}
+        share, rows = [0.0] * places, None
+        if label_axis is not None:
+            rows = torch.zeros(places, self._shape.classes, dtype=torch.int8)
+        for upload, weight in zip(uploads, weights, strict=True):
+            share[number[upload.job.key]] = weight
+            if rows is not None:
+                rows[number[upload.job.key], list(upload.labels or ())] = 1
+        new, sums, finite = self._exchange.average(share, label_axis, None if rows is None else rows.to(self.device))
+        drift: dict[Fraction, list[float]] = {}
+        for upload in uploads:
+            mine = drift.setdefault(upload.job.capacity, [0.0, 0.0, 0.0])
+            for which, value in enumerate(sums[number[upload.job.key]]):
+                mine[which] += value
+        by_capacity = {
+            str(c): 1 - a / (b * m) ** 0.5 if b * m > 0 else 0.0 for c, (a, b, m) in sorted(drift.items())[::-1]
+        }
+        return Averaged(new, by_capacity, finite or None)
+
+    def _labels_of(self, plan: RoundPlan, job: Job) -> list[int]:
+        """The classes a client holds; asked once."""
+        if job.client not in self._labels:
+            if len(self._labels) >= REMEMBERED:
+                self._labels.clear()
+            self._labels[job.client] = plan.task.labels(plan.task.client(job.client)).tolist()
+        return self._labels[job.client]
+
+    # --- data ---
+
+    def _inputs(self, plan: RoundPlan, round: int, epoch: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of clients, one after the other in the order of training, augmented in one go."""
+        task, known = _task(plan), self._made.pop((plan.seed, round, epoch, *clients), None)
+        if known is not None:
+            return known
+        rows, draws = [], []
+        for client in clients:
+            key = (round, client, epoch)
+            held = task.parts[client]
+            order = torch.from_numpy(shuffle(len(held), plan.seed, "batches", *key))
+            rows.append(held[order])
+            if task.random_inputs:
+                draws.append(random_draws(len(held), plan.seed, *key)[order])
+        found = task.train.rows(torch.cat(rows).to(task.train.y.device, non_blocking=True))
+        drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if draws else None
+        inputs = task.inputs(found.x, drawn).to(self._cohorts[0].cohort.x.dtype)
+        return inputs.permute(0, 2, 3, 1), found.y
+
+    def get_ready(self, plan: RoundPlan, jobs: Sequence[Job]) -> None:
+        """For jobs of the next round, while the device is at work: what is to be done on the host, and inputs."""
+        self._made.clear()
+        if self._exchange is None:
+            return
+        self._exchange.get_ready(job.window for job in jobs)
+        able = [job for job in jobs if self._why_not(plan, self._images(plan, job)) is None]
+        widths = {job.key: self._widths(job.window) for job in able}
+        if able and all(each in self._models for each in widths.values()):
+            seated = [job.client for job in sorted(able, key=lambda job: not self._wide(widths[job.key]))]
+            try:
+                self._made[plan.seed, plan.round + 1, 0, *seated] = self._inputs(plan, plan.round + 1, 0, seated)
+            except RuntimeError as failure:
+                if not out_of_memory(failure):  # then they are made when their round comes
+                    raise
+
+
+def _task(plan: RoundPlan) -> Classification:
+    assert isinstance(plan.task, Classification)
+    return plan.task
