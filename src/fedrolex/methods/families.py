@@ -49,6 +49,6 @@ class Families(Method):
         """The capacity's own network, or the server's model."""
         return str(capacity) if str(capacity) in server.networks else MODEL
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """The first nodes."""
         return Static(rounding=self.rounding)

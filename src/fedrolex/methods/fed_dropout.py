@@ -34,6 +34,6 @@ class FedDropout(Averaging):
         one_of("method.scope", self.scope, ("round", "capacity", "client"))
         one_of("method.rounding", self.rounding, ("floor", "ceil"))
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """Random nodes."""
         return Random(seed=server.seed, scope=self.scope, rounding=self.rounding)

@@ -37,7 +37,7 @@ class FedRolex(Averaging):
         one_of("method.rounding", self.rounding, ("floor", "ceil"))
         Rolling(overlap=self.overlap)
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """The roll of Equation (4), with the appendix's overlap and our spread."""
         offset = spread(server.fleet.cohort) if self.spread else None
         return Rolling(overlap=self.overlap, offset=offset, rounding=self.rounding)

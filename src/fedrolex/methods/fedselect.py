@@ -114,10 +114,10 @@ class FedSelect(FedRolex):
         """The task in places among each client's keys."""
         return cast(Task, Selected(task, self.keys))
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """A client's keys, and FedRolex's windows elsewhere."""
         axis, view = find_label_axis(server, "fedselect"), cast(Selected, server.view)
-        return Select(keys=lambda _, client: {axis: view.keys(client).tolist()}, base=super().scheme(server))
+        return Select(keys=lambda _, client: {axis: view.keys(client).tolist()}, base=super().windows(server))
 
     def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
         """None: a client's sub-model knows the client's classes only."""

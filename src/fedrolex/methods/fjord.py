@@ -215,7 +215,7 @@ class Fjord(Averaging):
             temperature=self.temperature,
         )
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """The first nodes, as many as the capacity says, rounded up."""
         return Ordered(widths=self._widths(server.fleet.levels, server.scale))
 

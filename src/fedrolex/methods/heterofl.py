@@ -29,6 +29,6 @@ class HeteroFL(Averaging):
         super().__post_init__()
         one_of("method.rounding", self.rounding, ("floor", "ceil"))
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """The first nodes."""
         return Static(rounding=self.rounding)

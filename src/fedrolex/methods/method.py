@@ -75,7 +75,7 @@ class Method:
         """The models that clients train; by default the server's, of which clients train parts."""
         return {MODEL: setup.network(lambda: setup.task.build(setup.scale), "weights")}
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """Which nodes of the main network a client trains in a round."""
         return Static()
 

@@ -52,7 +52,7 @@ class OneSize(Method):
         whole = self.capacity(setup.fleet, setup.scale) == 1
         return {MODEL: setup.network(lambda: setup.task.build(setup.scale), "weights", whole=whole)}
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """The first nodes."""
         return Static(rounding=self.rounding)
 

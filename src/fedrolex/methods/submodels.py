@@ -18,11 +18,11 @@ class SubModels(Averaging):
     """Clients train the windows of a scheme; every position is averaged over the clients that hold it.
 
     Attributes:
-        windows: the name of the scheme: ``rolling``, ``static``, ``random``, ``blocks``, or one's own.
+        scheme: the name of the scheme: ``rolling``, ``static``, ``random``, ``blocks``, or one's own.
         options: keyword arguments of the scheme, e.g. ``{overlap: 0.5}``; a ``seed`` is the run's where none is given.
     """
 
-    windows: str = "rolling"
+    scheme: str = "rolling"
     options: dict[str, Any] = field(default_factory=dict)
     needs = Needs(larger_server=True)
 
@@ -30,15 +30,15 @@ class SubModels(Averaging):
         super().__post_init__()
         self._made(self.options)
 
-    def scheme(self, server: Server) -> Scheme:
+    def windows(self, server: Server) -> Scheme:
         """The scheme of that name, with its options."""
-        kind = SCHEMES.find(self.windows)
+        kind = SCHEMES.find(self.scheme)
         draws = is_dataclass(kind) and any(option.name == "seed" for option in fields(kind))
         return self._made({"seed": server.seed, **self.options} if draws else self.options)
 
     def _made(self, options: dict[str, Any]) -> Scheme:
         try:
-            made: Scheme = SCHEMES.find(self.windows)(**options)
+            made: Scheme = SCHEMES.find(self.scheme)(**options)
         except TypeError as error:
-            raise FedrolexError(f"method.options do not fit the scheme {self.windows}: {error}") from error
+            raise FedrolexError(f"method.options do not fit the scheme {self.scheme}: {error}") from error
         return made

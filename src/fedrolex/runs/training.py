@@ -15,6 +15,7 @@ from torch import Tensor
 from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
 from fedrolex.clients.work import LocalTraining
 from fedrolex.core.errors import FedrolexError
+from fedrolex.core.registry import ENGINES
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.methods.method import Method
 from fedrolex.rounds.average import Average
@@ -23,7 +24,7 @@ from fedrolex.rounds.engine import Engine, out_of_memory
 from fedrolex.rounds.finite import not_finite
 from fedrolex.rounds.round import Round
 from fedrolex.rounds.server import Server, State, flat, sections
-from fedrolex.runs.callbacks import Callback
+from fedrolex.runs.callbacks import Callback, CallbackError, tell
 from fedrolex.slicing.capture import one_line
 from fedrolex.tasks.measure import Measure
 
@@ -62,12 +63,13 @@ class Training:
     def __post_init__(self) -> None:
         server, method = self.server, self.method
         server.view = method.view(server.task)
-        server.scheme = method.scheme(server)
+        server.scheme = method.windows(server)
         server.state |= method.begin(server)
         if method.needs.client_state and server.clients is None:
             server.clients = ClientStates()
         self.label_axis = method.label_axis(server)
         self._loop: Loop | None = None
+        self._ran: dict[str, None] = {}
         self._refused: str | None = None
         self._coming: dict[int, list[Job]] = {}
 
@@ -96,8 +98,7 @@ class Training:
         }
         if not row["void"]:
             new = self._finished(round)
-            for callback in self.callbacks:
-                callback.round_ends(round, new, row)
+            tell(self.callbacks, "round_ends", round, new, row)
             self._commit(round, new)
         server.round += 1
         row["seconds"] = time.perf_counter() - began
@@ -148,8 +149,7 @@ class Training:
         average = Average(plan, engine, label_axis=self.label_axis)
         current = Round(self.server, plan, average)
         average.seen = lambda uploads: self._folded(current, uploads)
-        for callback in self.callbacks:
-            callback.round_begins(current)
+        tell(self.callbacks, "round_begins", current)
         taken: dict[tuple[int, str], Upload] = {}
         failures: dict[str, str] = {}
         answers = answers if first is None else chain([first], answers)
@@ -167,13 +167,20 @@ class Training:
         """The run's engine, or ``loop`` where the engine says that it cannot run the client work."""
         why = self.engine.supports(plan)
         if why is None:
+            self._ran[label(self.engine)] = None
             return self.engine
         if why != self._refused:
             self._refused = why
             self.say(f"engine: loop ({why})")
         if self._loop is None:
             self._loop = Loop(precision=self.engine.precision, device=self.engine.device)
+        self._ran[label(self._loop)] = None
         return self._loop
+
+    @property
+    def ran(self) -> str:
+        """The engines that rounds ran on, or would."""
+        return ", ".join(self._ran or [label(self.engine)])
 
     def _refuse_or_take(self, round: Round, upload: Upload) -> str | None:
         """Why an answer is not taken, or None."""
@@ -186,6 +193,8 @@ class Training:
         round.average.offer(upload)
         try:
             self.method.take(round, upload)
+        except CallbackError:
+            raise
         except FedrolexError as error:
             return str(error)
         round.taken.append(upload.job)
@@ -195,8 +204,7 @@ class Training:
         return None
 
     def _folded(self, round: Round, uploads: Sequence[Upload]) -> None:
-        for callback in self.callbacks:
-            callback.folded(round, uploads)
+        tell(self.callbacks, "folded", round, uploads)
 
     def _finished(self, round: Round) -> State:
         """The sections that a round changes, known to be finite."""
@@ -262,6 +270,11 @@ class Training:
             for name, tensor in self.server.state[section].items():
                 tensor.copy_(known[name])  # type: ignore[arg-type]
         self.server.state |= self.method.begin(self.server)
+
+
+def label(engine: Engine) -> str:
+    """What an engine is called in reports."""
+    return str(getattr(engine, "label", None) or ENGINES.name_of(type(engine)))
 
 
 def pick_device(name: str) -> torch.device:
