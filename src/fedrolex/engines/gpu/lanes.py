@@ -8,21 +8,21 @@ and label mask are tensors that the graph reads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
 from fedrolex.clients.slot import Slot
-from fedrolex.clients.visit import Visit, examples_of, random_draws, stream_seed, why_failed
-from fedrolex.clients.work import LocalTraining
+from fedrolex.clients.visit import Visit, random_draws, stream_seed, why_failed
 from fedrolex.core.streams import shuffle
 from fedrolex.engines.gpu.captured import captured
 from fedrolex.engines.gpu.waves import Waves
+from fedrolex.engines.visits import close_visit, open_visits, steps_of
 from fedrolex.rounds.engine import interrupted, out_of_memory, unknown_hooks
 from fedrolex.tasks.task import Examples
 
@@ -92,41 +92,52 @@ class Lanes(Waves):
         self._slots.clear()
 
     def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> list[Upload | Failure]:
-        guests, known, taken = [], dict[int, Examples](), Counter[object]()
-        answers: dict[tuple[int, str], Upload | Failure] = {}
-        for job in jobs:
+        visits, failures = open_visits(plan, jobs, self._spare(plan))
+        guests, taken = [], Counter[object]()
+        for visit in visits:
             try:
-                known[job.client] = examples_of(plan, job, known)
-                guests.append(self._seated(plan, job, known[job.client], taken))
+                guests.append(self._seated(visit, taken))
             except Exception as failure:
-                answers[job.key] = _failed(job, failure)
+                if out_of_memory(failure):
+                    raise
+                failures[visit.job.key] = Failure(visit.job, why_failed(failure))
         self._load(plan, guests)
         self._train(plan, guests)
-        totals = torch.stack([guest.place.total for guest in guests]).tolist() if guests else []
-        for guest, total in zip(guests, totals, strict=True):
-            answers[guest.visit.job.key] = self._answer(plan, guest, total)
+        answers = {**failures, **self._answers(plan, guests)}
         return [answers[job.key] for job in jobs]
 
-    def _answer(self, plan: RoundPlan, guest: Guest, total: float) -> Upload | Failure:
-        visit = guest.visit
-        visit.steps = sum(map(len, guest.sizes))
-        visit.loss = total / visit.steps
-        visit.trained = plan.axes(visit.job).state(guest.place.slot.module, visit.job.window)
-        try:
-            plan.work.after(visit)
-            return visit.upload()
-        except Exception as failure:
-            return _failed(visit.job, failure)
+    def _answers(self, plan: RoundPlan, guests: Sequence[Guest]) -> dict[tuple[int, str], Upload | Failure]:
+        """Every client's answer; the device is asked for all losses at once."""
+        totals = torch.stack([guest.place.total for guest in guests]).tolist() if guests else []
+        answers = {}
+        for guest, total in zip(guests, totals, strict=True):
+            visit, module = guest.visit, guest.place.slot.module
+            visit.steps = sum(map(len, guest.sizes))
+            visit.loss = total / visit.steps
+            visit.trained = plan.axes(visit.job).state(module, visit.job.window)
+            answers[visit.job.key] = close_visit(visit)
+        return answers
 
     # --- before training ---
 
-    def _seated(self, plan: RoundPlan, job: Job, data: Examples, taken: Counter[object]) -> Guest:
+    def _spare(self, plan: RoundPlan) -> Callable[[Job], nn.Module]:
+        """Gives a module of a job's widths for hooks to try things with; one for all clients of these widths."""
+        made: dict[object, nn.Module] = {}
+
+        def spare(job: Job) -> nn.Module:
+            key, network = (job.network, plan.widths(job)), plan.networks[job.network]
+            if key not in made:
+                made[key] = network.axes.cut(network.module, job.window)
+            return made[key]
+
+        return spare
+
+    def _seated(self, visit: Visit, taken: Counter[object]) -> Guest:
         """A client in the next free slot of its widths, with steps captured for the sizes of its batches."""
+        plan, job = visit.plan, visit.job
         widths = (job.network, plan.widths(job))
-        place = self._slot(plan, job, (*widths, taken[widths]), data)
-        visit = Visit(plan, job, data, lambda: place.slot.module)
-        plan.work.before(visit)
-        guest = Guest(visit, place, batch_sizes(plan.work, len(data), job.part))
+        place = self._slot(plan, job, (*widths, taken[widths]), visit.examples)
+        guest = Guest(visit, place, batch_sizes(visit))
         for size in {size for sizes in guest.sizes for size in sizes}:
             if size not in place.steps:
                 place.steps[size] = self._captured(plan, guest, size)
@@ -176,25 +187,24 @@ class Lanes(Waves):
         return captured(step, place.counter.zero_, place.stream, self.precision, place.draws)
 
     def _load(self, plan: RoundPlan, guests: Sequence[Guest]) -> None:
-        """Parameters into every slot; where clients start from the same tensors, those are cut once and copied."""
-        first: dict[object, CapturedSlot] = {}
+        """What every client starts from into its slot; clients of one source copy it from the first of them."""
+        first: dict[object, list[Tensor]] = {}
         for guest in guests:
-            job, place, work = guest.visit.job, guest.place, plan.work
-            like = place if "before" in work.changed else first.setdefault(job.source, place)
-            if like is place:
-                guest.visit.load(place.slot.module)
+            visit, place, work = guest.visit, guest.place, plan.work
+            own = list(plan.axes(visit.job).state(place.slot.module, visit.job.window).values())
+            source = first.setdefault(id(visit) if "received" in vars(visit) else visit.job.source, own)
+            if source is own:
+                visit.load(place.slot.module)
             else:
-                state = plan.axes(job).state
-                mine, others = (state(each.slot.module, job.window).values() for each in (place, like))
-                torch._foreach_copy_(list(mine), list(others))
-            work.start(place.slot, guest.visit)
+                torch._foreach_copy_(own, source)
+            work.start(place.slot, visit)
             place.total.zero_()
             place.rate.fill_(work.rate(plan.round))
-            held = guest.visit.held(work.mask)
+            held = visit.held(work.mask)
             if held is not None:
                 place.held.copy_(held)
             if place.draws is not None:
-                place.draws.manual_seed(stream_seed(plan, job))
+                place.draws.manual_seed(stream_seed(plan, visit.job))
 
     # --- training ---
 
@@ -234,16 +244,9 @@ class Lanes(Waves):
             guest.place.x[: len(x)] = x
 
 
-def batch_sizes(work: LocalTraining, examples: int, part: float = 1.0) -> list[list[int]]:
+def batch_sizes(visit: Visit) -> list[list[int]]:
     """The sizes of a client's batches, epoch by epoch; a straggler's end where its part of the steps ends."""
-    full, rest = divmod(examples, work.batch)
+    work, steps = visit.plan.work, steps_of(visit)
+    full, rest = divmod(len(visit.examples), work.batch)
     epoch = [work.batch] * full + [rest] * (rest > 0)
-    left = [max(0, work.steps(examples, part) - done * len(epoch)) for done in range(work.epochs)]
-    return [epoch[:count] for count in left]
-
-
-def _failed(job: Job, failure: Exception) -> Failure:
-    """Why a client is dropped; a lack of memory is no client's failure, and is raised."""
-    if out_of_memory(failure):
-        raise failure
-    return Failure(job, why_failed(failure))
+    return [epoch[: max(0, steps - done * len(epoch))] for done in range(work.epochs)]
