@@ -20,19 +20,21 @@ DROPOUTS = (nn.functional.dropout, torch.dropout, torch.ops.aten.dropout.default
 
 
 class OwnDropout(TorchFunctionMode):
-    """While it is entered, plain dropout on this thread draws from a stream of its own.
+    """While the mode is entered, plain dropout on this thread draws from a stream of its own.
 
     Args:
         seeds: of the stream; for clients that are stacked, of every client's.
 
     Attributes:
-        client: inside ``vmap``, which of the stacked clients a value belongs to, int64 ``()``.
+        places: how many of the stacked clients take the next step: the first so many.
+        place: inside ``vmap``, which of the stacked clients a value belongs to, int64 ``()``.
     """
 
     def __init__(self, *seeds: int) -> None:
         super().__init__()
         self.generators = [np.random.Philox(key=seed) for seed in seeds]
-        self.client: Tensor | None = None
+        self.places = len(seeds)
+        self.place: Tensor | None = None
 
     def __torch_function__(
         self,
@@ -53,9 +55,10 @@ class OwnDropout(TorchFunctionMode):
         if kept == 0:
             return input * 0
         size = input.numel()
-        drawn = [generator.random_raw(-(-size // 4)).view(np.int16)[:size] for generator in self.generators]
+        drawing = self.generators[: self.places]
+        drawn = [generator.random_raw(-(-size // 4)).view(np.int16)[:size] for generator in drawing]
         words = torch.from_numpy(np.stack(drawn)).view(-1, *input.shape)
-        own = words[0] if self.client is None else words.index_select(0, self.client.view(1))[0]
+        own = words[0] if self.place is None else words.index_select(0, self.place.view(1))[0]
         mask = own < kept - PARTS // 2
         return input * (mask * (PARTS / kept)).to(input.dtype)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -65,11 +66,15 @@ def starts(visits: Sequence[Visit]) -> list[Tensors]:
     return [visit.received if "received" in vars(visit) else cut[visit.job.source] for visit in visits]
 
 
-def epoch_of(visit: Visit, epoch: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of all of a client's examples, in the order of training, augmented for one epoch."""
+def epoch_of(visit: Visit, epoch: int, rows: int | None = None) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a client's examples in the order of training, augmented for one epoch.
+
+    With ``rows``, as many examples as that: the client's own, again and again.
+    """
     plan, data = visit.plan, visit.examples
     key = (plan.round, visit.job.client, epoch)
-    order = torch.from_numpy(shuffle(len(data), plan.seed, "batches", *key))
+    places = shuffle(len(data), plan.seed, "batches", *key)
+    order = torch.from_numpy(places if rows is None else np.resize(places, rows))
     draws = random_draws(len(data), plan.seed, *key)[order] if plan.task.random_inputs else None
     order = order.to(data.y.device, non_blocking=True)
     drawn = None if draws is None else draws.to(data.y.device, non_blocking=True)
@@ -80,3 +85,15 @@ def steps_of(visit: Visit) -> int:
     """How many steps a client takes in the round."""
     work, count = visit.plan.work, len(visit.examples)
     return min(work.steps(count, visit.job.part), work.epochs * -(-count // work.batch))
+
+
+def read_ahead(plan: RoundPlan) -> dict[int, Examples]:
+    """What the clients of the next round hold, by client, as far as there is memory."""
+    found: dict[int, Examples] = {}
+    for job in plan.upcoming():
+        try:
+            found[job.client] = examples_of(plan, job, found)
+        except Exception as failure:  # a client that fails is asked again in its round
+            if out_of_memory(failure):
+                return {}
+    return found

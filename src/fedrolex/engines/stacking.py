@@ -1,0 +1,199 @@
+"""Clients of one network and the same widths as one: their tensors stacked, their steps taken together.
+
+Narrow sub-models are too small to keep a processor busy; ten of them at once are not. A step of a stack is one ``vmap``
+of the work's objective. Gradients are those of the sum of losses: a client's loss depends on its own parameters alone.
+
+Clients of a stack need not hold as many examples each, where a batch may be filled up (:func:`filling`) with examples
+whose targets the loss ignores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedrolex.clients.dropout import OwnDropout
+from fedrolex.clients.messages import Network, RoundPlan, Tensors
+from fedrolex.clients.optimizer import Memory
+from fedrolex.clients.slot import Precision, in_precision
+from fedrolex.clients.visit import Visit
+from fedrolex.clients.work import LocalTraining, Loss
+from fedrolex.tasks.task import Task
+
+
+@dataclass
+class Stack:
+    """Places for clients of the same widths, one client a place, places along dimension 0 of everything.
+
+    Attributes:
+        module: a sub-model of these widths, for its code.
+        tensors: parameters and buffers, by name.
+        memory: what the optimiser remembers.
+        held: the classes of each client for the loss's mask, bool ``(places, classes)``; None where nothing is masked.
+        precision: of the products of the forward and backward pass.
+        dropout: draws from a stream of each client's own; None where dropout draws from PyTorch's generator.
+    """
+
+    module: nn.Module
+    tensors: dict[str, Tensor]
+    memory: Memory
+    held: Tensor | None = None
+    precision: Precision = "fp32"
+    dropout: OwnDropout | None = None
+
+    def __post_init__(self) -> None:
+        trained = {name for name, parameter in self.module.named_parameters() if parameter.requires_grad}
+        self.trained = [name for name in self.tensors if name in trained]
+        self.fixed = [name for name in self.tensors if name not in trained]
+
+    @staticmethod
+    def of(
+        module: nn.Module,
+        tensors: dict[str, Tensor],
+        held: Tensor | None = None,
+        precision: Precision = "fp32",
+        dropout: OwnDropout | None = None,
+    ) -> Stack:
+        """A stack whose optimiser remembers nothing."""
+        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        memory = Memory.of([tensor for name, tensor in tensors.items() if name in trained])
+        return Stack(module, tensors, memory, held, precision, dropout)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What is trained."""
+        return [self.tensors[name] for name in self.trained]
+
+    def first(self, places: int) -> Stack:
+        """The first places alone; the tensors share memory with these."""
+        memory = self.memory
+        return replace(
+            self,
+            tensors={name: tensor[:places] for name, tensor in self.tensors.items()},
+            memory=Memory(
+                [tensor[:places] for tensor in memory.first],
+                [tensor[:places] for tensor in memory.second],
+                memory.count,
+                {name: [tensor[:places] for tensor in values] for name, values in memory.constants.items()},
+            ),
+            held=None if self.held is None else self.held[:places],
+        )
+
+    @torch.no_grad()
+    def load(self, parts: Sequence[Tensors]) -> None:
+        """Copy what clients begin with into the first places; what all begin with, into every place."""
+        alike = all(part is parts[0] for part in parts)
+        for name, tensor in self.tensors.items():
+            if alike:
+                tensor.copy_(parts[0][name])
+            else:
+                tensor[: len(parts)] = torch.stack([part[name] for part in parts])
+
+    def begin(self, work: LocalTraining, visits: Sequence[Visit]) -> None:
+        """A new round of clients in the first places: the optimiser remembers nothing but the round's constants."""
+        rows = [*visits, *[visits[0]] * (len(self.parameters[0]) - len(visits))]
+        constants = {
+            what: [torch.stack([visit.constants[what][name] for visit in rows]) for name in self.trained]
+            for what in visits[0].constants
+        }
+        work.begin(self.memory, self.parameters, constants)
+        self.module.train()
+
+    def step(
+        self, work: LocalTraining, loss: Loss, x: Tensor, y: Tensor, rate: float | Tensor, busy: Tensor | None = None
+    ) -> Tensor:
+        """One batch of every client; returns the losses ``(places,)``, still on the device.
+
+        Args:
+            work: what clients do.
+            loss: of (scores, targets), the mean over a batch.
+            x, y: inputs and targets, ``(places, batch, …)``.
+            rate: the learning rate.
+            busy: marks the clients that move, bool ``(places,)``; None is all of them.
+        """
+        leaves = [parameter.detach().requires_grad_() for parameter in self.parameters]
+        losses = self._losses(work, loss, leaves, x, y)
+        gradients = list(torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True))
+        losses = losses.detach()
+        with torch.no_grad():
+            work.pull(self.parameters, gradients, self.memory)
+            clip_each(gradients, work.clip)
+            if busy is None:
+                work.descend(self.parameters, gradients, self.memory, rate)
+                return losses
+            goes_on = work.momentum > 0 and work.epochs > 1  # a client that stands still now may move again
+            velocity = [tensor.clone() for tensor in self.memory.first] if goes_on else []
+            rates = [_along(rate * busy, parameter) for parameter in self.parameters]
+            work.descend(self.parameters, gradients, self.memory, rates)
+            for own, before in zip(self.memory.first, velocity, strict=False):
+                own.copy_(torch.where(_along(busy, own), own, before))
+            return torch.where(busy, losses, 0.0)
+
+    def sums(self) -> Tensor:
+        """The sum of all of a client's values, float64 ``(places,)``: finite if all values are, up to overflow."""
+        return torch.stack([tensor.flatten(1).sum(1).double() for tensor in self.tensors.values()]).sum(0)
+
+    def _losses(self, work: LocalTraining, loss: Loss, leaves: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The loss of every client, given the trained parameters."""
+        names, others = [*self.trained, *self.fixed], [self.tensors[name] for name in self.fixed]
+        dropout, places = self.dropout, None
+        if dropout is not None:
+            dropout.places, places = len(x), torch.arange(len(x))
+
+        def objective(
+            values: list[Tensor], others: list[Tensor], x: Tensor, y: Tensor, held: Tensor | None, place: Tensor | None
+        ) -> Tensor:
+            if dropout is not None:
+                dropout.place = place
+            known = dict(zip(names, (*values, *others), strict=True))
+            scores = in_precision(lambda x: functional_call(self.module, known, (x,)), x, self.precision)
+            return work.objective(scores, y, loss, held)
+
+        dims = (0, 0, 0, 0, None if self.held is None else 0, None if places is None else 0)
+        return vmap(objective, dims, randomness="different")(leaves, others, x, y, self.held, places)
+
+
+def clip_each(gradients: Sequence[Tensor], most: float | None) -> None:
+    """Shorten every client's gradient, places first, to a norm of ``most``, in place."""
+    if most is None:
+        return
+    norms = torch.stack([torch.linalg.vector_norm(g, dim=list(range(1, g.dim()))) for g in gradients])
+    scale = torch.clamp(most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6), max=1.0)
+    for gradient in gradients:
+        gradient.mul_(_along(scale, gradient))
+
+
+def _along(values: Tensor, tensor: Tensor) -> Tensor:
+    """One value a place, in a shape that broadcasts against a tensor of all places."""
+    return values.view(-1, *[1] * (tensor.dim() - 1))
+
+
+def ignored_by(task: Task) -> int | None:
+    """A target that a task's loss leaves out, and does not count; None where there is none."""
+    if task.ignored is None and task.loss is nn.functional.cross_entropy:
+        return -100
+    return task.ignored
+
+
+def filling(plan: RoundPlan, network: str) -> int | None:
+    """The target of examples that may fill up a network's batches; None where examples would be noticed.
+
+    Batch norms notice them, and so may an objective of one's own.
+    """
+    if "objective" in plan.work.changed or mixes_examples(plan.networks[network]):
+        return None
+    return ignored_by(plan.task)
+
+
+def mixes_examples(network: Network) -> bool:
+    """Whether a network has batch norms, so that scores of an example depend on its batch."""
+    if any(isinstance(module, _BatchNorm) for module in network.module.modules()):
+        return True
+    programs = getattr(network.axes.build, "programs", {})
+    graphs = [program.captured.graph for program in programs.values()]
+    return any("batch_norm" in str(node.target) for graph in graphs for node in graph.nodes)
