@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrolex.clients.messages import MODEL, Upload
+from fedrolex.core.errors import FedrolexError
 from fedrolex.rounds.drift import Drift
+from fedrolex.rounds.engine import out_of_memory
 from fedrolex.rounds.round import Round
 from fedrolex.rounds.server import State
+from fedrolex.slicing.capture import one_line
 
 if TYPE_CHECKING:
     from fedrolex.runs.training import Training
@@ -41,6 +44,22 @@ class Callback:
 
     def end(self, training: Training) -> None:
         """The run is over, finished or not."""
+
+
+class CallbackError(FedrolexError):
+    """A callback failed: the run stops after its last finished round."""
+
+
+def tell(callbacks: Sequence[Callback], hook: str, *about: Any) -> None:
+    """Call a hook of every callback; a callback that fails raises in one line that names it."""
+    for callback in callbacks:
+        try:
+            getattr(callback, hook)(*about)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            why = str(error) if isinstance(error, FedrolexError) else f"{type(error).__name__}: {one_line(error)}"
+            raise CallbackError(f"callback {type(callback).__name__} failed in {hook}(): {why}") from error
 
 
 class DriftByCapacity(Callback):

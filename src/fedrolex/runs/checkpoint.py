@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedrolex.core.errors import FedrolexError
 
-FORMAT = "1"
+FORMAT = "2"
 KIND = "fedrolex checkpoint"
 ABOUT = "fedrolex"
 
@@ -61,9 +61,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise FedrolexError(f"checkpoint {path} is damaged or not a safetensors file: {error}") from error
     if not isinstance(about, dict) or about.get("kind") != KIND:
         raise FedrolexError(f"{path} is not a checkpoint of a fedrolex run")
-    if about.get("format") != FORMAT:
+    if about.get("format") not in ("1", FORMAT):
         raise FedrolexError(
-            f"checkpoint {path} has format {about.get('format')}; this version reads {FORMAT}: update fedrolex"
+            f"checkpoint {path} has format {about.get('format')}; this version reads 1 and {FORMAT}: update fedrolex"
         )
     return tensors, about
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedrolex.methods.fedavg import FedAvg
 from fedrolex.recipes.recipe import Recipe
-from fedrolex.recipes.task_recipe import ImagesRecipe
+from fedrolex.recipes.settings import carried
 from fedrolex.slicing.windows import exact
 
 
@@ -17,13 +18,10 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
     """
     levels = sorted((exact(c) for c in recipe.fleet.capacities), reverse=True)
     smallest, middle, largest = levels[-1], levels[len(levels) // 2], levels[0]
-
-    task, whole = recipe.task, recipe.with_parts().task
-    if isinstance(task, ImagesRecipe) and isinstance(whole, ImagesRecipe):  # on the same data, whatever is put aside
-        task = replace(task, models={}, public=whole.public, validation=whole.validation)
+    task = recipe.task.plain(recipe.method.wants())
 
     def homogeneous(width: object, *, able_only: bool = False) -> Recipe:
-        method = replace(recipe.method, name="fedavg", width=str(width), able_only=able_only)
+        method = carried(recipe.method, FedAvg, width=str(width), able_only=able_only)
         return replace(recipe, task=task, method=method, compare=False)
 
     return {

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,32 +21,16 @@ from typing import Any
 import torch
 
 from fedrolex.core.errors import FedrolexError
-from fedrolex.engines import Auto, Choice, Graph, Loop
+from fedrolex.methods.method import size
 from fedrolex.recipes.recipe import Recipe
 from fedrolex.rounds.client_states import ClientStates
-from fedrolex.runs import checkpoint
+from fedrolex.runs import checkpoint, format1
+from fedrolex.runs.callbacks import tell
+from fedrolex.runs.metrics_file import NAME, MetricsFile, read_rows
 from fedrolex.runs.training import Training
+from fedrolex.tasks.metrics import short
 
 Progress = Callable[[dict[str, Any]], None]
-
-
-def _ahead(training: Training) -> bool:
-    """Whether clients' states are of a round that was not finished: the last checkpoint stands, the rest is redone."""
-    return training.states is not None and training.states.newer(training.round)
-
-
-def engine_name(recipe: Recipe, training: Training) -> str:
-    """What ran: the recipe's word, or what it was chosen to be; bits depend on it."""
-    return ", ".join(dict.fromkeys(_engine_name(recipe, each) for each in training.kinds()))
-
-
-def _engine_name(recipe: Recipe, training: Training) -> str:
-    engine = training.engine
-    if isinstance(engine, Auto) and engine.choice is not None:
-        return str(engine.choice)
-    if training.only_loop is not None:
-        return "loop"
-    return "graph" if isinstance(engine, Graph) else recipe.engine
 
 
 @dataclass(frozen=True)
@@ -64,7 +47,7 @@ class Run:
     @property
     def metrics(self) -> Path:
         """One JSON object a line and round."""
-        return self.folder / "metrics.jsonl"
+        return self.folder / NAME
 
     @staticmethod
     def create(folder: Path, recipe: Recipe, *, own_task: bool = False) -> Run:
@@ -99,17 +82,7 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics so far, up to the first line that was not written whole."""
-        rows: list[dict[str, Any]] = []
-        if self.metrics.is_file():
-            for line in self.metrics.read_text(errors="replace").splitlines():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:
-                    break
-                if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
-                    break
-                rows.append(row)
-        return rows
+        return read_rows(self.metrics)
 
     def own_task(self) -> bool:
         """Whether the run trains a task given in Python, which a recipe does not describe."""
@@ -122,45 +95,63 @@ class Run:
     def go(self, training: Training, progress: Progress | None = None) -> dict[str, Any]:
         """Train from where the run stands to its last round; returns the summary."""
         recipe = self.recipe()
-        data = training.task.fingerprint()
+        data = training.server.task.fingerprint()
         if training.method.needs.client_state:
-            training.keep_states(ClientStates(self.folder / "clients"))
+            training.server.clients = ClientStates(self.folder / "clients")
         self._restore(recipe, training, data)
-        self._choose(training)
-        board = _board(self.folder, training.round)
-        done = training.state, training.round
+        log = MetricsFile()
+        everyone = [log, *training.callbacks]
         try:
-            with open(self.metrics, "a") as log:
-                while training.round < recipe.rounds:
-                    try:
-                        row = self._round(recipe, training)
-                    except FedrolexError:  # a model that is no longer finite: what came before is good
-                        training.state, training.round = done
-                        if training.round and not _ahead(training):
-                            self.save(recipe, data, training)
-                        raise
-                    log.write(json.dumps(row, allow_nan=False) + "\n")
-                    log.flush()
-                    done = training.state, training.round
-                    _write_board(board, row)
-                    if training.round % recipe.checkpoint_every == 0 or training.round == recipe.rounds:
-                        os.fsync(log.fileno())
+            tell(everyone, "begin", training, self.folder)
+            self._train(recipe, training, data, log, progress)
+            summary = self._finish(recipe, training)
+        except BaseException:
+            for callback in everyone:
+                with suppress(Exception):  # what went wrong before is what the user must hear of
+                    callback.end(training)
+            raise
+        tell(everyone, "end", training)
+        return summary
+
+    def _train(
+        self, recipe: Recipe, training: Training, data: str, log: MetricsFile, progress: Progress | None
+    ) -> None:
+        server = training.server
+        done = server.state, server.round
+        try:
+            while server.round < recipe.rounds:
+                try:
+                    row = self._round(recipe, training)
+                    log.row(training, row)
+                    done = server.state, server.round
+                    tell(training.callbacks, "row", training, row)
+                except FedrolexError:  # a model that is no longer finite, a callback that failed
+                    server.state, server.round = done
+                    if server.round and not self._ahead(training):
                         self.save(recipe, data, training)
-                    if progress is not None:
-                        progress(row)
+                    raise
+                if server.round % recipe.checkpoint_every == 0 or server.round == recipe.rounds:
+                    log.sync()
+                    self.save(recipe, data, training)
+                if progress is not None:
+                    progress(row)
         except KeyboardInterrupt:
-            training.state, training.round = done
-            if not _ahead(training):
+            server.state, server.round = done
+            if not self._ahead(training):
                 self.save(recipe, data, training)
             raise
         except OSError as error:
             raise FedrolexError(f"cannot write to {self.folder}: {error.strerror}") from error
-        finally:
-            board.close()
-        return self._finish(recipe, training)
+
+    @staticmethod
+    def _ahead(training: Training) -> bool:
+        """Whether clients keep something of a round that was not finished: then the last checkpoint must do."""
+        clients = training.server.clients
+        return clients is not None and clients.newer(training.server.round)
 
     def _restore(self, recipe: Recipe, training: Training, data: str) -> None:
         """Put a training where its checkpoint stands, and the metrics with it."""
+        server = training.server
         if self.checkpoint.is_file():
             tensors, about = checkpoint.read(self.checkpoint)
             changed = recipe.differs_from(Recipe.decode(json.loads(about["recipe"]))) if "recipe" in about else None
@@ -172,56 +163,34 @@ class Run:
                 raise FedrolexError(f"the data of {self.folder} has changed since its checkpoint: start a new run")
             if not about.get("round", "").isdigit():
                 raise FedrolexError(f"checkpoint {self.checkpoint} does not say its round: start a new run")
+            if about["format"] == "1":
+                tensors = format1.in_sections(tensors, server.state)
             training.restore(tensors, int(about["round"]))
-        if training.states is not None:
-            training.states.restore(training.round)
-        rows = self.rows()[: training.round]
-        if [row["round"] for row in rows] != list(range(training.round)):
+        if server.clients is not None:
+            server.clients.restore(server.round)
+        rows = self.rows()[: server.round]
+        if [row["round"] for row in rows] != list(range(server.round)):
             raise FedrolexError(
-                f"{self.metrics} does not hold rounds 0 to {training.round - 1} any more: "
+                f"{self.metrics} does not hold rounds 0 to {server.round - 1} any more: "
                 "remove the checkpoint to start the run again, or put the file back"
             )
         _replace(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def _choose(self, training: Training) -> None:
-        """Where the engine is chosen by measurement: now, once and for all; a resumed run keeps what it had."""
-        first = training.engine
-        if training.only_loop is not None and not isinstance(first, Auto | Loop):
-            print(f"engine: loop ({training.only_loop})", file=sys.stderr)
-        for each in training.kinds():
-            of = f"-{each.sizes[0]}".replace("/", "-") if each.whole else ""
-            self._choose_for(each, self.folder / f"engine{of}.json")
-
-    @staticmethod
-    def _choose_for(training: Training, path: Path) -> None:
-        engine = training.engine
-        if not isinstance(engine, Auto):
-            return
-        if path.is_file():
-            try:
-                engine.use(Choice.decode(json.loads(path.read_text())))
-            except ValueError:
-                raise FedrolexError(f"{path} is damaged: it does not say which engine this run chose") from None
-        else:
-            if training.only_loop is not None:
-                engine.use(Choice("loop", why=training.only_loop))
-            choice = engine.choice or engine.choose(training._plan())
-            _replace(path, json.dumps(choice.encode(), indent=1) + "\n")
-            print(f"engine: {choice} ({choice.why})", file=sys.stderr)
-
     @staticmethod
     def _round(recipe: Recipe, training: Training) -> dict[str, Any]:
+        """One round with its evaluation; numbers that are not finite are None, for JSON."""
         row = training.run_round()
-        if training.round % recipe.evaluate_every == 0 or training.round == recipe.rounds:
+        if training.server.round % recipe.evaluate_every == 0 or training.server.round == recipe.rounds:
             row.update(training.evaluate())
         return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
     def save(self, recipe: Recipe, data: str, training: Training) -> None:
         """Write a checkpoint of the rounds done so far; clients' states first, which go back to any round before."""
-        if training.states is not None:
-            training.states.save(training.round)
-        about = {"round": str(training.round), "recipe": json.dumps(recipe.encode()), "data": data}
-        checkpoint.write(self.checkpoint, training.state, about)
+        server = training.server
+        if server.clients is not None:
+            server.clients.save(server.round)
+        about = {"round": str(server.round), "recipe": json.dumps(recipe.encode()), "data": data}
+        checkpoint.write(self.checkpoint, training.tensors(), about)
 
     def _finish(self, recipe: Recipe, training: Training) -> dict[str, Any]:
         rows = self.rows()
@@ -231,24 +200,25 @@ class Run:
             raise FedrolexError(f"no round counted: {reasons[0] if reasons else few}")
         last = rows[-1] if rows and "global_accuracy" in rows[-1] else training.evaluate()
         sent = sum(row["bytes_down"] + row["bytes_up"] for row in rows)
-        members = sum(len(training.fleet.members(r)) for r in range(recipe.rounds))
-        whole = 2 * training.whole_bytes() * members
+        server, method = training.server, training.method
+        members = sum(len(server.fleet.members(round)) for round in range(recipe.rounds))
+        own = [short(name) for name in recipe.evaluation.metrics]
         summary = {
-            "method": training.method.name,
+            "method": method.name,
             "rounds": recipe.rounds,
             "seed": recipe.seed,
-            "task": training.task.name,
-            **{key: last[key] for key in last if key.endswith("accuracy") or "accuracy_" in key},
+            "task": server.task.name,
+            **{key: last[key] for key in last if key.endswith("accuracy") or "accuracy_" in key or key in own},
             "statistics": last.get("statistics"),
             **({"submodels": last["submodels"]} if "submodels" in last else {}),
             "best_global_accuracy": max(row["global_accuracy"] for row in (*rows, last) if "global_accuracy" in row),
-            **training.task.facts(),
+            **server.task.facts(),
             "bytes": sent,
-            "bytes_of_full_model": whole,
+            "bytes_of_full_model": 2 * size(server.state[method.leading(server)]) * members,
             "dropped": sum(len(row["dropped"]) for row in rows),
             "void_rounds": sum(row["void"] for row in rows),
             "seconds": sum(row["seconds"] for row in rows),
-            "engine": engine_name(recipe, training),
+            "engine": training.ran,
             "capacities": "redrawn" if recipe.fleet.redrawn else "fixed",
             "run": str(self.folder),
         }
@@ -287,17 +257,3 @@ def fedrolex_version() -> str:
         return version("fedrolex")
     except PackageNotFoundError:
         return "0+unknown"
-
-
-def _board(folder: Path, round: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=round)
-
-
-def _write_board(board: Any, row: dict[str, Any]) -> None:
-    for name in ("train_loss", "global_accuracy", "local_accuracy", "local_accuracy_masked", "clients"):
-        if row.get(name) is not None:
-            board.add_scalar(name, row[name], row["round"])
-    for capacity, drift in row.get("drift", {}).items():
-        board.add_scalar(f"drift/{capacity}", drift, row["round"])
