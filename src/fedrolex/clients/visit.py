@@ -26,7 +26,7 @@ class Visit:
         plan, job: what is asked.
         examples: what the client holds.
         spare: gives a module of the job's widths to try things with; the engine may train in it later.
-        go_on: called before every step with the number of steps done; raises where the client must stop.
+        go_on: called before every step with the number of steps done; raises where the client must stop. May be None.
         constants: what all steps read beside their batch: by name, one tensor for each trained parameter.
         trained: the window's tensors after training.
         steps, loss: how many steps, and the mean loss over them.
@@ -37,7 +37,7 @@ class Visit:
     job: Job
     examples: Examples
     spare: Callable[[], nn.Module]
-    go_on: Callable[[int], None] = lambda steps: None
+    go_on: Callable[[int], None] | None = None
     constants: dict[str, Tensors] = field(default_factory=dict)
     trained: Tensors = field(default_factory=dict)
     steps: int = 0
@@ -92,7 +92,8 @@ class Visit:
             order = torch.from_numpy(shuffle(len(data), self.plan.seed, "batches", *key)).to(device)
             draws = random_draws(len(data), self.plan.seed, *key).to(device) if task.random_inputs else None
             for rows in order.split(size)[: most - done]:
-                self.go_on(done)
+                if self.go_on is not None:
+                    self.go_on(done)
                 yield task.inputs(data.x[rows], None if draws is None else draws[rows]), data.y[rows]
                 done += 1
 

@@ -27,7 +27,7 @@ class ServerOptimizer:
     """How the server moves.
 
     Attributes:
-        name: ``none`` (the default) takes averages as they are; ``sgd`` (with momentum: FedAvgM), ``adam`` (FedAdam), ``yogi``
+        name: ``none`` takes averages as they are; ``sgd`` (with momentum: FedAvgM), ``adam`` (FedAdam), ``yogi``
             (FedYogi).
         lr: its rate; with ``sgd``, 1 and no momentum the plain average.
         momentum: of the change: β₁ of Adam and Yogi.

@@ -17,6 +17,8 @@ from fedrolex.slicing.capture import one_line
 from fedrolex.slicing.trace import trace
 from fedrolex.tasks.task import Task
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -37,7 +39,7 @@ class Setup:
     client: LocalTraining
     scale: int = 1
     seed: int = 0
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     deadline: float | None = None
 
     def network(

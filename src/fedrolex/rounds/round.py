@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrolex.clients.messages import RoundPlan, Upload
+from fedrolex.clients.messages import Job, RoundPlan, Upload
 from fedrolex.rounds.average import Average
 from fedrolex.rounds.server import Server, State
 
@@ -20,6 +20,7 @@ class Round:
         server: as it stands before the round; nothing of it may be changed.
         plan: what the clients were asked.
         average: of the answers so far.
+        taken: the jobs whose answers have been taken so far.
         uploads: answers kept one by one with their weights, where a method calls :meth:`keep`.
         kept: what clients keep if the round counts, by client; see :meth:`remember`.
         notes: what the method notes until the round is finished.
@@ -28,6 +29,7 @@ class Round:
     server: Server
     plan: RoundPlan
     average: Average
+    taken: list[Job] = field(default_factory=list)
     uploads: list[tuple[Upload, float]] = field(default_factory=list)
     kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
