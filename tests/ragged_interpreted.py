@@ -9,18 +9,23 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fedrolex import Classification, Examples, Recipe, trace
-from fedrolex.clients.work import LocalTraining, Slot
-from fedrolex.engines import Graph, Loop
-from fedrolex.engines.gpu.ragged import exchange, tilings
+from fedrolex.clients.messages import MODEL, Job, Network, RoundPlan, Upload
+from fedrolex.clients.slot import Slot
+from fedrolex.clients.work import LocalTraining
+from fedrolex.engines.cpu.loop import Loop
+from fedrolex.engines.gpu.ragged import Ragged, tilings
 from fedrolex.engines.gpu.ragged.cohort import Cohort
+from fedrolex.engines.gpu.ragged.exchange import Exchange
 from fedrolex.models.preresnet import Plan, PreResNet
+from fedrolex.recipes.recipe import Recipe
 from fedrolex.rounds.drift import Drift
-from fedrolex.runs import prepare
-from fedrolex.slicing import Rolling
+from fedrolex.runs.prepare import prepare
+from fedrolex.slicing import Rolling, trace
 from fedrolex.slicing.fold import Fold
+from fedrolex.tasks.classification import Classification
 from fedrolex.tasks.partition import Partition
 from fedrolex.tasks.pixels import Pixels
+from fedrolex.tasks.task import Examples
 
 CPU = torch.device("cpu")
 CLASSES = 5
@@ -57,7 +62,7 @@ def steps_are_those_of_plain_torch(work: LocalTraining = WORK, tolerance: float 
     for client, ((x, y), model) in enumerate(zip(data, models, strict=True)):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         slot, total = Slot(model), 0.0
-        work.start(slot)
+        work.begin(slot.memory, slot.parameters)
         for rows in torch.arange(len(x)).split(work.batch):
             total += float(work.step(slot, x[rows], y[rows], nn.functional.cross_entropy, work.lr, held(y)))
         assert abs(float(cohort.totals[client]) - total) < 0.1 * tolerance
@@ -88,7 +93,7 @@ def averages_are_those_of_the_fold() -> None:
     parts = [axes.cut(model, window) for window in windows]
     work = LocalTraining(batch=2)
     cohorts = [Cohort(group, work, room=2, precision="fp32", device=CPU) for group in (parts[:1] * 2, parts[1:])]  # type: ignore[arg-type]
-    between = exchange.Exchange(axes, cohorts)
+    between = Exchange(axes, cohorts)
     state = {name: tensor.clone() for name, tensor in axes.state(model).items()}
     between.deal(state, [windows[0], None, windows[1], windows[2]])
     places = [(cohorts[0], 0), (cohorts[1], 0), (cohorts[1], 1)]
@@ -115,22 +120,25 @@ def averages_are_those_of_the_fold() -> None:
         assert abs(1 - along / (own * mean) ** 0.5 - wanted_drift[capacity]) < 1e-4
 
 
+def tiny_task(sizes: list[int]) -> Classification:
+    """Images of eight by eight pixels, shifted and flipped; clients hold ``sizes`` of them."""
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    rows = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    x = torch.randint(0, 256, (ends[-1], 3, 8, 8), dtype=torch.uint8)
+    data = Examples(x, torch.arange(ends[-1]) % CLASSES)
+    pixels = Pixels.of((0.5,) * 3, (0.25,) * 3, 1, True)
+    return Classification("tiny", lambda scale: tiny(4 * scale), data, data, Partition.of(rows), pixels=pixels)
+
+
+def tiny(width: int) -> PreResNet:
+    return PreResNet(Plan(blocks=(1, 1), width=width, size=8, classes=CLASSES))
+
+
 def rounds_are_those_of_loop() -> None:
     """Cohorts of different composition, of clients with different numbers of images; inputs are made ahead, once."""
-    rows = [range(0, 4), range(4, 7), range(7, 9), range(9, 13)]
-    x = torch.randint(0, 256, (13, 3, 8, 8), dtype=torch.uint8)
-    y = torch.arange(13) % CLASSES
-    data, pixels = Examples(x, y), Pixels.of((0.5,) * 3, (0.25,) * 3, 1, True)
-    task = Classification(
-        "tiny",
-        lambda scale: PreResNet(Plan(blocks=(1, 1), width=4 * scale, size=8, classes=CLASSES)),
-        data,
-        data,
-        Partition.of(rows),
-        pixels=pixels,
-    )
+    task = tiny_task([4, 3, 2, 4])
     settings = ["fleet.cohort=2", "fleet.clients=4", 'fleet.capacities=["1", "1/2"]', "client.batch=2", "client.lr=0.1"]
-    settings += ["client.mask=zero", "method.rows=true", "client.clip=1.0"]
+    settings += ["client.mask=zero", "method.rows=true", "client.clip=1.0", "engine=loop", "callbacks=[drift]"]
     recipe = Recipe(device="cpu").with_settings(settings)
     made: list[int] = []
 
@@ -139,24 +147,65 @@ def rounds_are_those_of_loop() -> None:
 
         def __call__(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
             made.append(len(x))
-            return pixels(x, draws)
+            return task.pixels(x, draws)  # type: ignore[misc]
 
         def to(self, device: torch.device) -> Counted:
             return self
 
     one, other = prepare(recipe, task), prepare(recipe, replace(task, pixels=Counted()))  # type: ignore[arg-type]
-    one.engine, other.engine = Loop(one.model), Graph(other.model)
+    engine = other.engine = Ragged(device=CPU, rehearsed=True)
     for _ in range(3):
         rows_one, rows_other = one.run_round(), other.run_round()
-        assert other.engine._at_rest is not None
+        assert engine.together
         assert abs(rows_one["train_loss"] - rows_other["train_loss"]) < 1e-3
         for capacity, drift in rows_one["drift"].items():
             assert abs(drift - rows_other["drift"][capacity]) < 1e-3
-        for name, tensor in one.state.items():
-            torch.testing.assert_close(other.state[name], tensor, rtol=1e-3, atol=1e-4)
-    lanes = other.engine._ragged.lanes  # type: ignore[union-attr]
-    assert lanes[0].cohort._share == Fraction(2, sum(len(lane.widths) for lane in lanes)) < 1
+        for name, tensor in one.server.state[MODEL].items():
+            torch.testing.assert_close(other.server.state[MODEL][name], tensor, rtol=1e-3, atol=1e-4)
+    cohorts = engine.places[MODEL].cohorts
+    assert cohorts[0].cohort.share == Fraction(2, sum(len(each.widths) for each in cohorts)) < 1
     assert made == [2, 7, 5, 8, 6]  # an example, then three rounds, the third one's made ahead, and the fourth's
+
+
+def several_networks_and_jobs_of_one_client() -> None:
+    """Two networks in a round, one client with a job in each, another with two jobs for one."""
+    task = tiny_task([4, 3, 2])
+    networks, tensors = {}, {}
+    for name, width in (("first", 4), ("second", 6)):
+        module = tiny(width)
+        networks[name] = Network(module, trace(module, module.slicing_example()))
+        tensors[name] = {key: tensor.clone() for key, tensor in networks[name].axes.state(module).items()}
+
+    def job(client: int, network: str, capacity: Fraction, name: str = "") -> Job:
+        window = Rolling().window(networks[network].axes, round=1, capacity=capacity)
+        return Job(client, capacity, window, network, (network,), name)
+
+    half, whole = Fraction(1, 2), Fraction(1)
+    jobs = [job(0, "first", half, "a"), job(0, "second", half, "b"), job(1, "first", whole)]
+    jobs += [job(2, "first", half, "c"), job(2, "first", whole, "d")]
+    plan = RoundPlan(1, 1, networks, tensors, task, WORK, jobs)
+    engine = Ragged(device=CPU, rehearsed=True)
+    assert engine.supports(plan) is None
+    answers = list(zip(Loop().run(plan), engine.run(plan), strict=True))
+    for (wanted, found), asked in zip(answers, jobs, strict=True):
+        assert isinstance(wanted, Upload)
+        assert isinstance(found, Upload)
+        assert (found.job.key, found.steps, found.examples) == (asked.key, wanted.steps, wanted.examples)
+        assert abs(found.loss - wanted.loss) < 1e-4
+    everyone = [found for _, found in answers if isinstance(found, Upload)]
+    assert engine.average(everyone, [1.0] * len(jobs), None) is None
+    weights = {job.key: weight for job, weight in zip(jobs, (1.0, 1.0, 2.0, 1.0, 3.0), strict=True)}
+    for network in networks:
+        mine = [found for found in everyone if found.job.network == network]
+        averaged = engine.average(mine, [weights[found.job.key] for found in mine], None)
+        assert averaged is not None
+        fold = Fold(networks[network].axes, tensors[network])
+        for wanted in Loop().run(plan):
+            assert isinstance(wanted, Upload)
+            if wanted.job.network == network:
+                fold.add(wanted.job.key, wanted.tensors, wanted.job.window, weights[wanted.job.key])
+        for name, tensor in fold.average().items():
+            torch.testing.assert_close(averaged.state[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Cohort:
         beside: Any = None,
     ) -> None:
         plan, clients = models[0].plan, len(models)
-        self.work, self.device, self.clients = work, device, clients
+        self.work, self.device, self.clients, self.share = work, device, clients, share
         low = torch.bfloat16 if precision == "bf16" else torch.float32
         self.parameters = Parameters(models, low, 2 if work.optimizer == "adam" else 1, device)
         shape = (plan.size, plan.size, padded(plan.channels))

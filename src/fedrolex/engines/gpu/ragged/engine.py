@@ -25,11 +25,15 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on a CPU,
 
 
 class Ragged(Waves):
-    """Trains cohorts of PreResNets with kernels of its own; only machines with Triton have them."""
+    """Trains cohorts of PreResNets with kernels of its own; only machines with Triton have them.
+
+    Attributes:
+        places: the places of every network that was trained, by the network's name.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._places: dict[str, Places] = {}
+        self.places: dict[str, Places] = {}
 
     def supports(self, work: RoundPlan) -> str | None:
         """Plain training of PreResNets with static norms by SGD or Adam, to their end."""
@@ -42,10 +46,10 @@ class Ragged(Waves):
         return interrupted(work) or unknown_hooks(work.work, {"rate"}) or next(filter(None, own), _why_not_jobs(work))
 
     def _holds(self) -> bool:
-        return bool(self._places)
+        return bool(self.places)
 
     def _clear(self) -> None:
-        self._places.clear()
+        self.places.clear()
 
     def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> list[Upload | Failure]:
         answers: dict[tuple[int, str], Upload | Failure] = {}
@@ -74,18 +78,18 @@ class Ragged(Waves):
         networks = {upload.job.network for upload in uploads}
         if not self.together or len(networks) != 1:
             return None
-        return self._places[networks.pop()].average(uploads, weights, label_axis)
+        return self.places[networks.pop()].average(uploads, weights, label_axis)
 
     def _places_for(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[tuple[Places, list[Job]]]:
         """Places of every network, with the jobs that are theirs; those without jobs stay as they are."""
         from fedrolex.engines.gpu.ragged.places import STREAMS, Places
 
         for name in dict.fromkeys(job.network for job in jobs):
-            if name not in self._places:
-                first = STREAMS * len(self._places)
+            if name not in self.places:
+                first = STREAMS * len(self.places)
                 streams = [self._stream(number) for number in range(first, first + STREAMS)]
-                self._places[name] = Places(plan.networks[name], self.precision, self.device, streams)
-            yield self._places[name], [job for job in jobs if job.network == name]
+                self.places[name] = Places(plan.networks[name], self.precision, self.device, streams)
+            yield self.places[name], [job for job in jobs if job.network == name]
 
 
 def why_not(network: Network, task: Task) -> str | None:

@@ -76,13 +76,16 @@ class Places:
         precision: of products.
         device: where the kernels run.
         streams: as many as :data:`STREAMS`; each is None without a GPU.
+
+    Attributes:
+        cohorts: of wide and of narrow clients, as far as there are any.
     """
 
     def __init__(self, network: Network, precision: Precision, device: torch.device, streams: Sequence[Any]) -> None:
         assert isinstance(network.module, PreResNet)
         self.network, self.precision, self.device, self._streams = network, precision, device, streams
         self._shape = network.module.plan
-        self._cohorts: list[CapturedCohort] = []
+        self.cohorts: list[CapturedCohort] = []
         self._placed: list[Placement] = []
         self._exchange: Exchange | None = None
         self._needed: dict[Widths, int] = {}
@@ -111,13 +114,13 @@ class Places:
                     self._needed[each] = count + spare
             self._room, self._at_once = max(room, self._room), max(len(jobs), self._at_once)
             self._build(plan, {each: job.window for each, job in zip(widths, jobs, strict=True)})
-        free = [(cohort, place, each) for cohort in self._cohorts for place, each in enumerate(cohort.widths)]
+        free = [(cohort, place, each) for cohort in self.cohorts for place, each in enumerate(cohort.widths)]
         placed = []
         for job, wanted in zip(jobs, widths, strict=True):
             found = next(which for which, (_, _, each) in enumerate(free) if each == wanted)
             cohort, place, _ = free.pop(found)
             placed.append(Placement(job, sizes[job.key], cohort, place))
-        self._placed = sorted(placed, key=lambda each: self._cohorts.index(each.cohort))
+        self._placed = sorted(placed, key=lambda each: self.cohorts.index(each.cohort))
         return failures
 
     def _build(self, plan: RoundPlan, windows: Mapping[Widths, Window]) -> None:
@@ -126,7 +129,7 @@ class Places:
                 found = self.network.axes.cut(self.network.module, window)
                 assert isinstance(found, PreResNet)
                 self._models[widths] = found
-        self._cohorts, self._exchange, self._placed = [], None, []  # what they hold on the device goes first
+        self.cohorts, self._exchange, self._placed = [], None, []  # what they hold on the device goes first
         groups: dict[bool, list[Widths]] = {}
         for widths, count in self._needed.items():
             groups.setdefault(self._wide(widths), []).extend([widths] * count)
@@ -145,8 +148,8 @@ class Places:
             if stream is not None:
                 cohort.compile()
             step = captured(cohort.step, cohort.counter.zero_, stream)  # nobody has images yet: nothing changes
-            self._cohorts.append(CapturedCohort(group, cohort, stream, step))
-        self._exchange = Exchange(self.network.axes, [each.cohort for each in self._cohorts])
+            self.cohorts.append(CapturedCohort(group, cohort, stream, step))
+        self._exchange = Exchange(self.network.axes, [each.cohort for each in self.cohorts])
 
     def _why_not(self, plan: RoundPlan, images: int) -> str | None:
         """Why a client cannot be trained: the same as in ``loop``."""
@@ -168,7 +171,7 @@ class Places:
 
     def _mine(self) -> Iterator[tuple[CapturedCohort, list[Placement]]]:
         """Every cohort with those that are placed in it."""
-        for cohort in self._cohorts:
+        for cohort in self.cohorts:
             yield cohort, [each for each in self._placed if each.cohort is cohort]
 
     # --- a round ---
@@ -178,7 +181,7 @@ class Places:
         if self._exchange is None or not self._placed:
             return
         windows = {(id(each.cohort), each.place): each.job.window for each in self._placed}
-        places = [windows.get((id(each), place)) for each in self._cohorts for place in range(each.cohort.clients)]
+        places = [windows.get((id(each), place)) for each in self.cohorts for place in range(each.cohort.clients)]
         self._exchange.deal(plan.whole(self._placed[0].job), places)
         masked = plan.work.mask != "none"
         for each, mine in self._mine():
@@ -220,7 +223,7 @@ class Places:
 
     def join(self) -> None:
         """What is launched from now on comes after the steps."""
-        for each in self._cohorts:
+        for each in self.cohorts:
             if each.stream is not None:
                 torch.cuda.current_stream().wait_stream(each.stream)
 
@@ -244,7 +247,7 @@ class Places:
         """The selective average of a round's uploads, and their drift, without moving them."""
         assert self._exchange is not None
         begins, places = {}, 0
-        for cohort in self._cohorts:
+        for cohort in self.cohorts:
             begins[id(cohort)] = places
             places += cohort.cohort.clients
         number = {each.job.key: begins[id(each.cohort)] + each.place for each in self._placed}
@@ -291,7 +294,7 @@ class Places:
                 draws.append(random_draws(len(held), plan.seed, *key)[order])
         found = task.train.rows(torch.cat(rows).to(task.train.y.device, non_blocking=True))
         drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if draws else None
-        inputs = task.inputs(found.x, drawn).to(self._cohorts[0].cohort.x.dtype)
+        inputs = task.inputs(found.x, drawn).to(self.cohorts[0].cohort.x.dtype)
         return inputs.permute(0, 2, 3, 1), found.y
 
     def get_ready(self, plan: RoundPlan, jobs: Sequence[Job]) -> None:
