@@ -12,10 +12,11 @@ from fedrolex import __version__
 from fedrolex.cli.costs import costs_command
 from fedrolex.cli.coverage import coverage_command
 from fedrolex.cli.data import data_app
+from fedrolex.cli.listing import list_command, show_command
 from fedrolex.cli.slice import slice_command
-from fedrolex.cli.train import list_command, resume_command, show_command, train_command
+from fedrolex.cli.train import resume_command, train_command
 from fedrolex.core.errors import FedrolexError
-from fedrolex.engines import out_of_memory
+from fedrolex.rounds.engine import out_of_memory
 
 app = typer.Typer(
     name="fedrolex",

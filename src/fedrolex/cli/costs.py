@@ -16,8 +16,8 @@ from torch import nn
 from fedrolex.cli.arguments import read_inputs
 from fedrolex.cli.console import console
 from fedrolex.cli.figures import check_figure, draw_costs
-from fedrolex.cli.train import AsJson, Settings, find_recipe
-from fedrolex.recipes.task_recipe import ImagesRecipe
+from fedrolex.cli.options import AsJson, Settings
+from fedrolex.recipes.library import find_recipe
 from fedrolex.slicing import exact, trace
 from fedrolex.theory.costs import Cost, MeanCost, cost, fleet_mean, paper_rounding
 
@@ -41,12 +41,12 @@ def costs_command(
     check_figure(figure)
     plan = find_recipe(recipe).with_settings(settings or [])
     names = list(plan.fleet.capacities)
-    parts = [exact(name) / plan.fleet.server for name in names]
-    model = plan.task.make_model(plan.fleet.server)
+    parts = [exact(name) / plan.fleet.server_scale for name in names]
+    model = plan.task.make_model(plan.fleet.server_scale)
     example = read_inputs([], model)
     axes = trace(model, example).freeze(*plan.task.frozen_axes())
-    rounding: Any = plan.method.rounding
-    own = plan.task.make_models() if isinstance(plan.task, ImagesRecipe) else {}
+    rounding: Any = getattr(plan.method, "rounding", "floor")
+    own = plan.task.make_models()
     costs = [
         cost(model, axes, part, example, rounding)
         if exact(name) not in own
@@ -54,7 +54,7 @@ def costs_command(
         for name, part in zip(names, parts, strict=True)
     ]
     mean = fleet_mean(costs, plan.fleet.shares)
-    paper = plan.fleet.server == 1 and _is_the_papers(costs, plan.fleet.shares)
+    paper = plan.fleet.server_scale == 1 and _is_the_papers(costs, plan.fleet.shares)
     if figure is not None:
         draw_costs(names, costs, mean, figure)
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -18,27 +18,25 @@ from fedrolex.cli.console import console, share
 from fedrolex.cli.figures import check_figure, draw_coverage
 from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, node_rows, show_lemmas, show_nodes
 from fedrolex.core.errors import FedrolexError
-from fedrolex.slicing import Axes, Blocks, Random, Rolling, Scheme, Static, exact, spread, trace
+from fedrolex.core.registry import SCHEMES
+from fedrolex.slicing import Axes, Rolling, Scheme, exact, spread, trace
 from fedrolex.theory.coverage import Coverage, coverage
 
 MODEL = "fedrolex.models:preresnet18"
-SCHEMES = ("rolling", "spread", "blocks", "static", "random")
+SPREAD = "spread"
 
 
 def make_scheme(name: str, clients: int, overlap: str, seed: int) -> Scheme:
-    """A scheme by the name the command line gives it."""
-    match name:
-        case "rolling":
-            return Rolling(overlap=overlap)
-        case "spread":
-            return Rolling(overlap=overlap, offset=spread(clients))
-        case "blocks":
-            return Blocks()
-        case "static":
-            return Static()
-        case "random":
-            return Random(seed=seed)
-    raise FedrolexError(f"scheme {name!r} is unknown: use one of {', '.join(SCHEMES)}")
+    """A scheme by name, registered or ``package.module:Name``; ``spread`` is rolling with offsets of their own."""
+    if name == SPREAD:
+        return Rolling(overlap=overlap, offset=spread(clients))
+    kind = SCHEMES.find(name, "--scheme")
+    own = {each.name for each in fields(kind)}
+    try:
+        made: Scheme = kind(**{key: value for key, value in (("overlap", overlap), ("seed", seed)) if key in own})
+    except TypeError as error:
+        raise FedrolexError(f"--scheme {name} cannot be made: {error}") from error
+    return made
 
 
 def coverage_command(
@@ -61,7 +59,11 @@ def coverage_command(
     ] = None,
     schemes: Annotated[
         list[str] | None,
-        typer.Option("--scheme", help=f"One of {', '.join(SCHEMES)}. Repeatable.", show_default="rolling"),
+        typer.Option(
+            "--scheme",
+            help=f"{', '.join([*SCHEMES.names(), SPREAD])}, or package.module:Name. Repeatable.",
+            show_default="rolling",
+        ),
     ] = None,
     capacities: Annotated[
         list[str] | None,

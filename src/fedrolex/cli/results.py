@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ ACCURACIES = {
 SPARE = ("training seconds", "local, masked", "validation", "local accuracy", "seed", "of full-model training")
 
 
-def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
-    """A table of finished runs."""
+def show_results(screen: Console, results: list[dict[str, Any]], metrics: Sequence[str] = ()) -> None:
+    """A table of finished runs, with a column for each of the recipes' own ``metrics``."""
     table = Table()
     shown = {key: heading for key, heading in ACCURACIES.items() if any(result.get(key) for result in results)}
     if all(result.get("local_accuracy_masked") == result.get("local_accuracy") for result in results):
@@ -31,6 +32,8 @@ def show_results(screen: Console, results: list[dict[str, Any]]) -> None:
     columns = {"": [str(result["method"]) for result in results], "seed": [str(result["seed"]) for result in results]}
     for key, heading in shown.items():
         columns[heading] = ["" if result.get(key) is None else f"{result[key]:.1%}" for result in results]
+    for name in metrics:
+        columns[name] = ["" if result.get(name) is None else f"{result[name]:.3g}" for result in results]
     columns["sent"] = [f"{result['bytes'] / 2**20:.1f} MiB" for result in results]
     parts = [result["bytes"] / max(1, result["bytes_of_full_model"]) for result in results]
     columns["of full-model training"] = [f"{part:.1%}" for part in parts]

@@ -1,0 +1,78 @@
+"""``fedrolex list`` and ``fedrolex show``: what there is, and what a recipe says in full."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.table import Table
+
+from fedrolex.cli.console import console
+from fedrolex.cli.options import AsJson, Settings
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.registry import METHODS, PACKAGE, REGISTRIES
+from fedrolex.methods.needs import Needs
+from fedrolex.recipes.library import find_recipe, recipe_names
+
+COLUMNS: dict[str, Callable[[Needs], bool]] = {
+    "clients of several sizes": lambda needs: not needs.one_size,
+    "networks of several families": lambda needs: needs.families,
+    "server larger than all clients": lambda needs: needs.larger_server,
+    "secure aggregation possible": lambda needs: needs.secure_aggregation,
+    "needs public data": lambda needs: needs.public,
+    "needs validation data": lambda needs: needs.validation,
+    "clients keep state": lambda needs: needs.client_state,
+}
+"""The paper's Table 1 as it holds here."""
+
+
+def list_command(as_json: AsJson = False) -> None:
+    """Everything that recipes may name, and from where it comes."""
+    origins = {kind: registry.origins() for kind, registry in REGISTRIES.items()}
+    if as_json:
+        found: dict[str, Any] = {kind: list(names) for kind, names in origins.items()}
+        needs = {name: asdict(needs) for name, needs in _needs().items() if isinstance(needs, Needs)}
+        typer.echo(json.dumps({**found, "recipes": recipe_names(), "needs": needs, "origins": origins}))
+        return
+    screen = console()
+    screen.print(_table_of_methods(origins["methods"]))
+    for kind, names in list(origins.items())[1:]:
+        shown = ", ".join(_with_origin(name, origin) for name, origin in names.items())
+        screen.print(f"[bold]{kind}[/bold]: {shown}", highlight=False)
+    screen.print(f"[bold]recipes[/bold]: {', '.join(recipe_names())}", highlight=False)
+    screen.print("Your own: package.module:Name instead of a name, or an entry point.", style="dim", highlight=False)
+
+
+def _needs() -> dict[str, Needs | str]:
+    """What each method needs, or why it cannot be imported."""
+    found: dict[str, Needs | str] = {}
+    for name in METHODS.names():
+        try:
+            found[name] = METHODS.find(name).needs
+        except FedrolexError as error:
+            found[name] = str(error)
+    return found
+
+
+def _with_origin(name: str, origin: str) -> str:
+    return name if origin == PACKAGE else f"{name} ({origin})"
+
+
+def _table_of_methods(origins: dict[str, str]) -> Table:
+    table = Table("method", *COLUMNS)
+    for name, needs in _needs().items():
+        said = [needs] if isinstance(needs, str) else ["yes" if holds(needs) else "" for holds in COLUMNS.values()]
+        table.add_row(_with_origin(name, origins[name]), *said)
+    return table
+
+
+def show_command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or YAML file.")],
+    settings: Settings = None,
+) -> None:
+    """The fully resolved recipe: every key that counts, defaults included."""
+    typer.echo(yaml.safe_dump(find_recipe(recipe).with_settings(settings or []).encode(), sort_keys=False), nl=False)
