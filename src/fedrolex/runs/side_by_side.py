@@ -5,13 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from typing import Any
 
-import torch
-
 from fedrolex.clients.dropout import has_dropout
-from fedrolex.engines import Graph, Loop
+from fedrolex.engines.gpu.sharing import GATE, own_stream
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training
 
@@ -20,18 +17,22 @@ QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # to be in the environment befor
 
 
 def fits(training: Training) -> bool:
-    """Whether a run can go beside others and still give the same bits.
+    """Whether a run can go beside others of the same precision and still give the same bits.
 
-    Not if its model draws random numbers while it trains, which threads would share, nor if its engine has threads of
-    its own.
+    Not if its engine has threads of its own, nor if one of its models draws random numbers while it trains, which
+    threads would share.
     """
-    return all(not has_dropout(each.model) and isinstance(each.engine, Loop | Graph) for each in training.kinds())
+    models = (network.module for network in training.server.networks.values())
+    return training.engine.shares_process and not any(has_dropout(model) for model in models)
 
 
 def side_by_side(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Train runs to their end, each in a thread and on a stream of its own; their summaries.
 
-    The first that fails, and Ctrl-C, stop the others after the round they are in; all can be resumed.
+    Runs may be of different recipes, as far as :func:`fits` takes them. A run that captures steps waits until the
+    others have finished the round they are in, and the others wait for the capture.
+
+    The first run that fails, and Ctrl-C, stop the others after the round they are in; all can be resumed.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -53,7 +54,7 @@ def _go(run: Run, training: Training, progress: Progress | None, stop: threading
             progress(row)
         if stop.is_set():
             raise KeyboardInterrupt
+        GATE.pause()
 
-    device = next(training.model.parameters()).device
-    with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
+    with own_stream(training.server.device):
         return run.go(training, step)

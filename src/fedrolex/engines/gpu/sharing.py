@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,9 +65,14 @@ class Gate:
             if passed:
                 self._step_in()
 
+    @property
+    def asked(self) -> bool:
+        """Whether a thread waits to be alone."""
+        return self._asking > 0
+
     def pause(self) -> None:
         """Let a thread that asks to be alone go first."""
-        if self._asking and getattr(self._mine, "passing", False):
+        if self.asked and getattr(self._mine, "passing", False):
             self._step_out()
             self._step_in()
 
@@ -105,16 +110,21 @@ class Gate:
 
 
 class Streams:
-    """Who holds how many of the pooled streams."""
+    """Who holds how many of the pooled streams.
 
-    def __init__(self) -> None:
+    Args:
+        pooled: gives a device's streams in turn.
+    """
+
+    def __init__(self, pooled: Callable[[torch.device], Any] = torch.cuda.Stream) -> None:
+        self._pooled = pooled
         self._lock = threading.Lock()
         self._holders: Counter[int] = Counter()
 
     def take(self, device: torch.device) -> Any:
         """A stream that nobody holds; where all are held, one of those that the fewest hold."""
         with self._lock:
-            found = min((torch.cuda.Stream(device) for _ in range(POOL)), key=self._held)
+            found = min((self._pooled(device) for _ in range(POOL)), key=self._held)
             self._holders[found.cuda_stream] += 1
         return found
 
