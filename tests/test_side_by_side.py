@@ -3,70 +3,153 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
-from fedrolex import FedrolexError, Recipe
+from fedrolex import Callback, FedrolexError, Recipe, Run, Training, prepare
 from fedrolex.cli.app import app
-from fedrolex.runs import checkpoint, prepare
-from fedrolex.runs.run import Run
+from fedrolex.clients.messages import MODEL, Network, RoundPlan
+from fedrolex.engines.cpu.loop import Loop
+from fedrolex.engines.gpu.lanes import Lanes
+from fedrolex.engines.gpu.ragged import Ragged
+from fedrolex.runs import checkpoint
 from fedrolex.runs.side_by_side import fits, side_by_side
 
-SMALL = ["rounds=3", "task.limit=200", "fleet.clients=8", "fleet.cohort=4", "task.width=8", "compare=false"]
+SMALL = [
+    "rounds=3", "task.limit=200", "fleet.clients=8", "fleet.cohort=4", "task.width=8", "compare=false",
+    'fleet.capacities=["1", "1/2", "1/4"]', "callbacks=[]",
+]  # fmt: skip
+RECIPES = {
+    "fedrolex": ["method=fedrolex"],
+    "heterofl": ["method=heterofl", "client.mask=zero", "method.rows=true", "task.partition=labels"],
+    "fedavg": ["method=fedavg", "method.width=1/4"],
+    "another fedavg": ["method=fedavg", "method.width=1/4", "client.lr=0.03", "method.weighting=samples"],
+}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+Job = tuple[Run, Training, Callable[[dict[str, Any]], None] | None]
 
 
-def jobs(folder: Path, seeds: list[int]) -> list[Any]:
-    base = Recipe(device="cpu", engine="loop").with_settings(SMALL)
-    recipes = [replace(base, seed=seed) for seed in seeds]
-    return [(Run.create(folder / str(r.seed), r), prepare(r), None) for r in recipes]
+def recipe(*settings: str, device: str = "cpu", engine: str = "loop") -> Recipe:
+    return Recipe(device=device, engine=engine).with_settings([*SMALL, *settings])
+
+
+def jobs(folder: Path, recipes: dict[str, Recipe]) -> list[Job]:
+    return [(Run.create(folder / name, each), prepare(each), None) for name, each in recipes.items()]
+
+
+def of_seeds(*seeds: int) -> dict[str, Recipe]:
+    return {str(seed): replace(recipe(), seed=seed) for seed in seeds}
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read(folder / "checkpoint.safetensors")[0]
+
+
+def same_as_alone(folder: Path, recipes: dict[str, Recipe]) -> None:
+    found = side_by_side(jobs(folder / "at-once", recipes))
+    assert [summary["seed"] for summary in found] == [each.seed for each in recipes.values()]
+    for run, training, _ in jobs(folder / "alone", recipes):
+        run.go(training)
+    for name in recipes:
+        one, other = tensors(folder / "at-once" / name), tensors(folder / "alone" / name)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(tensor, other[key]) for key, tensor in one.items()), name
 
 
 def test_runs_side_by_side_are_those_one_after_the_other(tmp_path: Path) -> None:
-    found = side_by_side(jobs(tmp_path / "at-once", [1, 2, 3]))
-    for run, training, _ in jobs(tmp_path / "alone", [1, 2, 3]):
-        run.go(training)
-    assert [summary["seed"] for summary in found] == [1, 2, 3]
-    for seed in (1, 2, 3):
-        one, other = (
-            checkpoint.read(tmp_path / where / str(seed) / "checkpoint.safetensors")[0]
-            for where in ("at-once", "alone")
+    same_as_alone(tmp_path, of_seeds(1, 2, 3))
+
+
+def test_runs_of_different_recipes_too(tmp_path: Path) -> None:
+    same_as_alone(tmp_path, {name: recipe(*settings) for name, settings in RECIPES.items()})
+
+
+def test_a_capture_pauses_the_other_runs(tmp_path: Path) -> None:
+    """What a GPU engine does when it captures, here in rounds of its own: nobody else is in a round meanwhile."""
+    from fedrolex.engines.gpu.sharing import GATE
+
+    lock, working, captures = threading.Lock(), set[int](), list[int]()
+
+    class Capturing(Loop):
+        def run(self, plan: RoundPlan) -> Any:
+            with lock:
+                working.add(id(self))
+            yield from super().run(plan)
+            with lock:
+                working.remove(id(self))
+            with GATE.alone():
+                assert not working
+                captures.append(plan.round)
+
+    made = jobs(tmp_path, of_seeds(1, 2, 3))
+    for _, training, _ in made:
+        training.engine = Capturing()
+    side_by_side(made)
+    assert sorted(captures) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ["graph", "lanes", "loop"])
+def test_on_a_gpu_different_recipes_give_the_same_bits(engine: str, tmp_path: Path) -> None:
+    """PreResNets with static norms take the ragged kernels; the same bits need the deterministic mode elsewhere."""
+    from fedrolex.engines.gpu.precision import deterministic
+
+    network = ["task.model=preresnet18", "task.width=16", "rounds=6"]
+    with deterministic(engine != "graph"):
+        same_as_alone(
+            tmp_path,
+            {name: recipe(*network, *each, device="cuda", engine=engine) for name, each in RECIPES.items()},
         )
-        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+class Broken(Callback):
+    """Fails in the second round."""
+
+    def row(self, training: Training, row: dict[str, Any]) -> None:
+        if row["round"] == 1:
+            raise FedrolexError("broken")
 
 
 def test_one_that_fails_stops_the_others_which_can_be_resumed(tmp_path: Path) -> None:
-    made = jobs(tmp_path, [1, 2])
-    made[1][1].run_round = _broken
+    made = jobs(tmp_path, of_seeds(1))
+    broken = replace(recipe(), seed=2, rounds=40)
+    made.append((Run.create(tmp_path / "2", broken), prepare(broken, callbacks=[Broken()]), None))
     with pytest.raises(FedrolexError, match="broken"):
         side_by_side(made)
     run = Run.open(tmp_path / "1")
     summary = run.go(prepare(run.recipe()))
-    (again, training, _) = jobs(tmp_path / "alone", [1])[0]
+    (again, training, _) = jobs(tmp_path / "alone", of_seeds(1))[0]
     wanted = again.go(training)
     assert summary["global_accuracy"] == wanted["global_accuracy"]
 
 
-def _broken() -> dict[str, Any]:
-    raise FedrolexError("broken")
-
-
 def test_what_would_not_give_the_same_bits_goes_alone() -> None:
-    training = prepare(Recipe(device="cpu", engine="loop").with_settings(SMALL))
+    training = prepare(recipe())
     assert fits(training)
-    training.model.add_module("extra", torch.nn.Dropout(0.1))
+    main = training.server.main
+    drawing = nn.Sequential(main.module, nn.Dropout(0.1))
+    training.server.networks = {MODEL: Network(drawing, main.axes)}
     assert not fits(training)
-    assert not fits(prepare(Recipe(device="cpu", engine="crew").with_settings(SMALL)))
+    assert not fits(prepare(recipe(engine="crew")))
+
+
+def test_engines_of_a_gpu_share_a_process() -> None:
+    assert Lanes.shares_process
+    assert Ragged.shares_process
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
     settings = [part for setting in SMALL for part in ("--set", setting)]
     words = ["train", *settings, "--seeds", "1,2", "--at-once", "2", "--out", str(tmp_path / "run"), "--json"]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(app, [*words, "--device", "cpu", "--engine", "loop"])
     found = json.loads(done.stdout)
     assert [summary["seed"] for summary in found] == [1, 2]
     assert (tmp_path / "run" / "seed-2" / "summary.json").is_file()
@@ -75,6 +158,6 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 def test_runs_that_cannot_go_side_by_side_say_so(tmp_path: Path) -> None:
     settings = [part for setting in SMALL for part in ("--set", setting)]
     words = ["train", *settings, "--engine", "crew", "--seeds", "1,2", "--at-once", "2", "--out", str(tmp_path / "run")]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(app, [*words, "--device", "cpu"])
     assert done.exit_code == 0
     assert "one after the other" in done.stderr
