@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
-from methods_shared import small, states, wordy
+from methods_shared import copied, only, small, states, wordy
 from torch import Tensor, nn
 
-from fedrolex import Classification, Examples, Recipe
-from fedrolex.clients.work import Slot
-from fedrolex.engines.narrow import Narrow
-from fedrolex.methods.fjord import OrderedDropout
-from fedrolex.runs import Training, prepare
-from fedrolex.slicing import WHOLE
+from fedrolex import Classification, Examples
+from fedrolex.clients.messages import MODEL
+from fedrolex.clients.slot import Slot
+from fedrolex.clients.visit import Visit
+from fedrolex.methods.fedselect import Selected
+from fedrolex.methods.fjord import Narrow, OrderedDropout
+from fedrolex.recipes.recipe import Recipe
+from fedrolex.runs.prepare import prepare
+from fedrolex.runs.training import Training
+from fedrolex.slicing.windows import WHOLE
 
 # --- FjORD ---
 
@@ -28,29 +32,39 @@ def test_fjord_at_one_width_is_fedavg_by_samples() -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def drawn_slot(made: Training, width: Fraction) -> tuple[Slot, Narrow]:
-    slot = Slot(made.axes.cut(made.model, WHOLE))
-    window = made.method.scheme.window(made.axes, round=0, capacity=width)
-    slot.drawn = Narrow.inside(made.axes, made.axes.cut(made.model, window), slot.names, WHOLE, window)
-    return slot, slot.drawn
+HALF = Fraction(1, 2)
+
+
+def begun(made: Training) -> tuple[OrderedDropout, Slot, Narrow]:
+    """The work, and a slot of the whole model that is ready for its first step, with the half inside it."""
+    server, work = made.server, made.work
+    assert isinstance(work, OrderedDropout)
+    (job,) = [job for job in made.method.jobs(server, 0) if job.capacity == 1][:1]
+    slot = Slot(server.main.axes.cut(server.main.module, WHOLE))
+    work.start(slot, Visit(made.plan([job]), job, server.task.client(job.client), lambda: slot.module))
+    return work, slot, slot.scratch["inside"][HALF]
+
+
+def eight(made: Training) -> tuple[Tensor, Tensor]:
+    """Eight examples."""
+    data = made.server.task.client(0)
+    return made.server.task.inputs(data.x[:8]), data.y[:8]
 
 
 @pytest.mark.parametrize("distil", [False, True])
 def test_a_batch_at_a_width_is_that_widths_batch(distil: bool) -> None:
     """Without distillation only the first nodes move; with it, the others move as if there were no narrow model."""
     made = small("method=fjord", f"method.distil={distil}", "client.momentum=0")
-    slot, _ = drawn_slot(made, Fraction(1, 2))
-    alone = Slot(made.axes.cut(made.model, WHOLE))
-    x, y = made.task.inputs(made.task.client(0).x[:8]), made.task.client(0).y[:8]
-    work = made.method.client
-    for one in (slot, alone):
-        work.start(one)
-        work.step(one, x, y, made.task.loss, 0.1)
-    window = made.method.scheme.window(made.axes, round=0, capacity="1/2")
-    before = made.axes.state(made.model)
+    server, loss = made.server, made.server.task.loss
+    work, slot, half = begun(made)
+    _, alone, _ = begun(made)
+    work.narrow_step(half, slot, *eight(made), loss, 0.1, None)
+    super(OrderedDropout, work).step(alone, *eight(made), loss, 0.1)
+    axes, window = server.main.axes, server.window(0, HALF)
+    before = server.state[MODEL]
     for name, now, plain in zip(slot.names, slot.parameters, alone.parameters, strict=True):
         outside = torch.ones_like(now, dtype=torch.bool)
-        made.axes.region(name, window).put(outside, torch.zeros(made.axes.shape(name, made.axes.widths(window))).bool())
+        axes.region(name, window).put(outside, torch.zeros(axes.shape(name, axes.widths(window))).bool())
         reference = plain.detach() if distil else before[name]
         torch.testing.assert_close(now.detach()[outside], reference[outside], atol=1e-7, rtol=1e-5)
         assert not torch.equal(now.detach()[~outside], before[name][~outside]), name
@@ -58,36 +72,42 @@ def test_a_batch_at_a_width_is_that_widths_batch(distil: bool) -> None:
 
 def test_a_width_never_reads_beyond_its_nodes() -> None:
     made = small("method=fjord", "method.distil=false")
-    slot, narrow = drawn_slot(made, Fraction(1, 2))
-    window = made.method.scheme.window(made.axes, round=0, capacity="1/2")
+    work, slot, half = begun(made)
+    axes, window = made.server.main.axes, made.server.window(0, HALF)
     for name, parameter in zip(slot.names, slot.parameters, strict=True):
-        kept = made.axes.region(name, window).take(parameter.detach())
+        kept = axes.region(name, window).take(parameter.detach())
         parameter.detach().fill_(torch.nan)
-        made.axes.region(name, window).put(parameter.detach(), kept)
-    x, y = made.task.inputs(made.task.client(0).x[:8]), made.task.client(0).y[:8]
-    made.method.client.start(slot)
-    assert bool(made.method.client.step(slot, x, y, made.task.loss, 0.1).isfinite())
-    assert all(bool(p.isfinite().all()) for p in narrow.parameters)
+        axes.region(name, window).put(parameter.detach(), kept)
+    assert bool(work.narrow_step(half, slot, *eight(made), made.server.task.loss, 0.1, None).isfinite())
+    assert all(bool(p.isfinite().all()) for p in half.parameters)
+
+
+def test_widths_are_drawn_evenly_and_anew_for_every_step() -> None:
+    made = small("method=fjord", 'method.widths=["1", "1/2", "1/4", "1/8"]')
+    _, slot, _ = begun(made)
+    drawn = [next(slot.scratch["drawn"]) for _ in range(400)]
+    known = [*slot.scratch["inside"].values(), None]
+    counts = [sum(each is one for each in drawn) for one in known]
+    assert sum(counts) == 400
+    assert all(60 < count < 140 for count in counts)
 
 
 def test_what_is_learned_from_oneself_is_nothing() -> None:
-    work = small("method=fjord").method.client
-    assert isinstance(work, OrderedDropout)
     scores = torch.randn(5, 7, requires_grad=True)
-    (gradient,) = torch.autograd.grad(work.learned(scores, scores.detach(), None), scores)
+    (gradient,) = torch.autograd.grad(OrderedDropout().learned(scores, scores.detach(), None), scores)
     assert float(gradient.abs().max()) < 1e-7
 
 
 def test_a_batch_at_the_whole_width_counts_as_the_others_do() -> None:
     """CE + (1 − α) CE + α · 0: with α = 0 a step twice as long."""
-    made = small("method=fjord", "method.alpha=0", "client.momentum=0")
-    plain = small("method=fjord", "client.momentum=0")
-    x, y = made.task.inputs(made.task.client(0).x[:8]), made.task.client(0).y[:8]
-    slots = [Slot(one.axes.cut(one.model, WHOLE)) for one in (made, plain)]
-    for one, slot, rate in zip((made, plain), slots, (0.1, 0.2), strict=True):
-        one.method.client.start(slot)
-        one.method.client.step(slot, x, y, one.task.loss, rate)
-    for twice, longer in zip(slots[0].parameters, slots[1].parameters, strict=True):
+    found = []
+    for alpha, rate in ((0, 0.1), (1, 0.2)):
+        made = small("method=fjord", f"method.alpha={alpha}", "client.momentum=0")
+        work, slot, _ = begun(made)
+        slot.scratch["drawn"] = iter([None])
+        work.step(slot, *eight(made), made.server.task.loss, rate)
+        found.append(slot.parameters)
+    for twice, longer in zip(*found, strict=True):
         torch.testing.assert_close(twice, longer)
 
 
@@ -103,12 +123,12 @@ def test_ordered_dropout_finds_the_singular_vectors_in_order() -> None:
         return (said - y).square().sum()
 
     task = Classification("matrix", build, data, data, [torch.arange(4)], loss=squares, classes=4)
-    words = ['fleet.capacities=["1"]', "fleet.clients=1", "fleet.cohort=1", "client.batch=4", "client.epochs=4000",
+    words = ['fleet.capacities=["1"]', "fleet.clients=1", "fleet.cohort=1", "client.batch=4", "client.epochs=2000",
              "client.lr=0.02", "client.momentum=0", "method=fjord", 'method.widths=["1/4", "1/2", "3/4", "1"]',
              "method.distil=false"]  # fmt: skip
-    made = prepare(Recipe(device="cpu").with_settings(words), task)
+    made = small(*words, task=task)
     made.run_round()
-    first, second = made.state["0.weight"], made.state["1.weight"]
+    first, second = (made.server.state[MODEL][f"{layer}.weight"] for layer in (0, 1))
     for rank in range(1, 5):
         best = wanted.clone()
         best[rank:] = 0
@@ -127,15 +147,29 @@ def test_every_width_has_statistics_of_its_own() -> None:
              "client.epochs=4"]  # fmt: skip
 
     def moved(clients: list[int]) -> set[str]:
-        made = prepare(Recipe(device="cpu").with_settings(words), task)
-        made.fleet = replace(made.fleet, availability=[clients])
-        before = dict(made.state)
+        made = only(small(*words, task=task), clients)
+        before = copied(made)
         assert made.run_round()["dropped"] == {}
         assert made.evaluate()["global_accuracy"] > 0
-        return {name for name in before if "running_mean@" in name and not torch.equal(made.state[name], before[name])}
+        model, wide = (made.server.state[section] for section in (MODEL, "statistics@1"))
+        assert all(torch.equal(model[name], wide[name]) for name in wide), "the server's model is the widest"
+        name = "1.running_mean"
+        return {s for s in before if "@" in s and not torch.equal(made.server.state[s][name], before[s][name])}
 
-    assert moved([0, 2]) == {"1.running_mean@1", "1.running_mean@1/2"}, "wide clients train both"
-    assert moved([1, 3]) == {"1.running_mean@1/2"}
+    assert moved([0, 2]) == {"statistics@1", "statistics@1/2"}, "wide clients train both"
+    assert moved([1, 3]) == {"statistics@1/2"}
+
+
+def test_statistics_of_narrower_widths_are_counted_in_bytes() -> None:
+    """Two floats a channel and a counter for the half of every batch norm, both ways."""
+    words = ["task.model=resnet8", "task.width=4", "task.norm=batch", "fleet.cohort=6"]
+    plain, ordered = (small(f"method={name}", *words) for name in ("heterofl", "fjord"))
+    channels = [n for n, _ in plain.server.main.module.named_buffers() if n.endswith("running_mean")]
+    half = plain.server.main.axes.widths(plain.server.window(0, HALF))
+    bytes = sum(2 * 4 * plain.server.main.axes.shape(name, half)[0] + 8 for name in channels)
+    wide = sum(job.capacity == 1 for job in plain.method.jobs(plain.server, 0))
+    one, other = plain.run_round(), ordered.run_round()
+    assert [other[key] - one[key] for key in ("bytes_down", "bytes_up")] == [wide * bytes] * 2
 
 
 # --- Federated Select ---
@@ -163,31 +197,43 @@ def test_who_asks_for_less_receives_less() -> None:
     assert part["bytes_down"] < whole["bytes_down"]
 
 
+def test_no_part_of_a_client_is_measured_on_classes_it_does_not_have() -> None:
+    made = small("method=fedselect", "evaluation.submodels=true", *TWO)
+    made.run_round()
+    found = made.evaluate()
+    assert "submodels" not in found
+    assert found["global_accuracy"] >= 0
+
+
+def selected(*settings: str) -> tuple[Training, Selected]:
+    made = prepare(Recipe(device="cpu").with_settings([*settings, "method=fedselect", "task.dropout=0.0"]))
+    return made, cast(Selected, made.server.view)
+
+
 def test_clients_ask_for_their_words(tmp_path: Path) -> None:
-    made = prepare(Recipe(device="cpu").with_settings([*wordy(tmp_path), "method=fedselect", "task.dropout=0.0"]))
-    data = made.task.client(3)
-    keys = made.view.keys(3)
-    assert torch.equal(keys, torch.cat([torch.zeros(1, dtype=torch.int64), made.task.labels(data)]))
-    seen = made.view.client(3)
+    made, view = selected(*wordy(tmp_path))
+    data, keys = made.server.task.client(3), view.keys(3)
+    assert torch.equal(keys, torch.cat([torch.zeros(1, dtype=torch.int64), made.server.task.labels(data)]))
+    seen = view.client(3)
     assert torch.equal(keys[seen.x], data.x)
     assert torch.equal(keys[seen.y], data.y)
-    before = {name: tensor.clone() for name, tensor in made.state.items()}
+    before = copied(made)[MODEL]
     made.run_round()
-    (rows,) = (name for name, tensor in made.state.items() if "embed" in name and tensor.shape[0] == made.task.classes)
-    moved = (made.state[rows] != before[rows]).flatten(1).any(1).nonzero().flatten()
-    asked = torch.cat([made.view.keys(member.client) for member in made.fleet.members(0)]).unique()
+    after, size = made.server.state[MODEL], made.server.task.classes
+    (rows,) = (name for name, tensor in after.items() if "embed" in name and tensor.shape[0] == size)
+    moved = (after[rows] != before[rows]).flatten(1).any(1).nonzero().flatten()
+    asked = torch.cat([view.keys(member.client) for member in made.server.fleet.members(0)]).unique()
     assert set(moved.tolist()) <= set(asked.tolist())
     assert len(moved) > 3
 
 
 def test_so_many_keys_and_no_more(tmp_path: Path) -> None:
-    """The most frequent of its own; what is not among them is not predicted. Few own words are filled up."""
-    words = [*wordy(tmp_path), "method=fedselect", "task.dropout=0.0"]
-    few = prepare(Recipe(device="cpu").with_settings([*words, "method.keys=4"]))
-    assert len(few.view.keys(0)) == 4
-    data, seen = few.task.client(0), few.view.client(0)
-    held = torch.isin(data.y, few.view.keys(0))
+    """The most frequent of its own; a word that is not among them is not predicted. Few own words are filled up."""
+    few, view = selected(*wordy(tmp_path), "method.keys=4")
+    assert len(view.keys(0)) == 4
+    data, seen = few.server.task.client(0), view.client(0)
+    held = torch.isin(data.y, view.keys(0))
     assert torch.equal(seen.y == 0, (data.y == 0) | ~held)
     assert few.run_round()["dropped"] == {}
-    many = prepare(Recipe(device="cpu").with_settings([*words, "method.keys=20"]))
-    assert {len(many.view.keys(client)) for client in range(4)} == {20}
+    _, many = selected(*wordy(tmp_path), "method.keys=20")
+    assert {len(many.keys(client)) for client in range(4)} == {20}

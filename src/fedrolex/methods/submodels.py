@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
 
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.registry import SCHEMES
@@ -11,6 +10,8 @@ from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.needs import Needs
 from fedrolex.rounds.server import Server
 from fedrolex.slicing.schemes import Scheme
+
+Option = bool | int | float | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class SubModels(Averaging):
     """
 
     scheme: str = "rolling"
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Option] = field(default_factory=dict)
     needs = Needs(larger_server=True)
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ class SubModels(Averaging):
         draws = is_dataclass(kind) and any(option.name == "seed" for option in fields(kind))
         return self._made({"seed": server.seed, **self.options} if draws else self.options)
 
-    def _made(self, options: dict[str, Any]) -> Scheme:
+    def _made(self, options: dict[str, Option]) -> Scheme:
         try:
             made: Scheme = SCHEMES.find(self.scheme)(**options)
         except TypeError as error:
