@@ -1,211 +1,134 @@
 """A cohort on the cores of a CPU: a worker for every core, each with clients, or stacks of clients, of its own.
 
-A step of a small model does not keep several cores busy; several clients do. Workers are threads of this
-process and take the next unit of work as they come free, the longest first. What a unit computes does not
-depend on who takes it or when, so a round gives the same bits every time.
+A step of a small model does not keep several cores busy; several clients do. Workers are threads of this process and
+take the next unit of work as they come free, the longest first. What a unit computes does not depend on who takes the
+unit or when, so a round gives the same bits every time.
 """
 
 from __future__ import annotations
 
-import heapq
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from fractions import Fraction
 
 import torch
-from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedrolex.clients.dropout import OwnDropout
 from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
-from fedrolex.clients.work import Precision, Slot
-from fedrolex.engines.cpu.loop import Loop, stream_seed
-from fedrolex.engines.cpu.stack import Stack, Unit
-from fedrolex.engines.rewriting import rewrite
+from fedrolex.clients.slot import Precision
+from fedrolex.clients.visit import Visit
+from fedrolex.core.errors import FedrolexError
+from fedrolex.core.threads import threads_for
+from fedrolex.engines.cpu.loop import Loop
+from fedrolex.engines.cpu.units import Kind, Unit, first_together, units_of
+from fedrolex.engines.cpu.worker import Results, Worker
+from fedrolex.engines.visits import Key, close_visit, open_visits
+from fedrolex.rounds.engine import Engine, interrupted, unknown_hooks
 
 ROOM = 2**30  # bytes of updates kept at once
-BASE = 200_000  # what a step costs beside its parameters, in parameters
-SHARED = 0.8  # how much of every core a step that all share makes use of
-CUTTING = threading.Lock()
-
-Key = tuple[tuple[torch.Size, torch.dtype], ...]
+DRAWS = "the model draws random numbers while it trains, and threads share one generator"
 
 
-class Stopped(BaseException):
-    """The run was interrupted while a worker was busy."""
-
-
-class Member(Loop):
-    """One worker's own sub-models, channels last; it leaves when it is told to."""
-
-    def __init__(self, model: nn.Module, precision: Precision, stop: threading.Event) -> None:
-        super().__init__(model, precision=precision)
-        self.stop = stop
-
-    def new_slot(self, plan: RoundPlan, job: Job) -> Slot:
-        """Its code rewritten for eager steps, which this slot alone takes."""
-        module = self.cut(plan, job)
-        return Slot(module, self.precision, rewrite(module) if self.precision == "fp32" else None)
-
-    def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
-        """Channels last; a new module draws weights, which is not what counts as drawing."""
-        with CUTTING, torch.random.fork_rng(devices=[]):
-            return super().cut(plan, job).to(memory_format=torch.channels_last)
-
-    def go_on(self, plan: RoundPlan, began: float, steps: int) -> None:
-        """Unless the run was interrupted."""
-        if self.stop.is_set():
-            raise Stopped
-
-    @contextmanager
-    def drawing(self, plan: RoundPlan, *jobs: Job) -> Iterator[OwnDropout | None]:
-        """Threads share one random generator; dropout is given another, what else was drawn is noticed afterwards."""
-        seeds = [stream_seed(plan, job) for job in jobs]
-        with OwnDropout(*seeds) if self.dropout else nullcontext() as dropout:
-            yield dropout
-
-
-class Shelf:
-    """Where a worker keeps updates until the round is over, in tensors that every round uses again."""
-
-    def __init__(self) -> None:
-        self._free: dict[Key, list[list[Tensor]]] = {}
-        self._used: dict[Key, list[list[Tensor]]] = {}
-
-    def clear(self) -> None:
-        """What is kept is no longer needed."""
-        for shapes, used in self._used.items():
-            self._free.setdefault(shapes, []).extend(used)
-        self._used.clear()
-
-    def kept(self, answers: Iterator[Upload | Failure]) -> dict[int, Upload | Failure]:
-        """Answers by client, the tensors of a client that was alone copied out of its slot, which is used again."""
-        found = list(answers)
-        alone = len(found) == 1
-        return {
-            answer.job.client: replace(answer, tensors=self._copied(answer.tensors))
-            if alone and isinstance(answer, Upload)
-            else answer
-            for answer in found
-        }
-
-    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        values = list(tensors.values())
-        shapes = tuple((tensor.shape, tensor.dtype) for tensor in values)
-        free = self._free.get(shapes)
-        place = free.pop() if free else [torch.empty_like(tensor) for tensor in values]
-        for own, tensor in zip(place, values, strict=True):
-            own.copy_(tensor)
-        self._used.setdefault(shapes, []).append(place)
-        return dict(zip(tensors, place, strict=True))
-
-
-class Crew:
+class Crew(Engine):
     """Trains a cohort on all cores of a CPU.
 
-    A recipe with a deadline, a GPU, and a model that draws random numbers while it trains other than for dropout are
-    left to ``loop``: threads share one random generator.
+    Threads share one random generator. So models that draw random numbers while they train, other than for dropout, are
+    left to ``loop``.
 
     Args:
-        model: the server's model, to cut sub-models from; its weights are not used.
-        precision: of the forward and backward pass.
-        workers: how many; None is one for each of torch's threads, which they share out evenly.
-        stacked: capacities whose clients are stacked (see :class:`~fedrolex.engines.cpu.stack.Stack`); None is all.
-        fewest, most: clients in one stack.
+        precision: of the products of the forward and backward pass.
+        device: a CPU.
+        workers: how many; None is one for each of torch's threads, which the workers share out evenly.
         room: bytes of updates kept at once; a cohort that has more is trained in waves.
     """
 
     def __init__(
         self,
-        model: nn.Module,
         *,
         precision: Precision = "fp32",
+        device: torch.device | None = None,
         workers: int | None = None,
-        stacked: Collection[Fraction] | None = None,
-        fewest: int = 3,
-        most: int = 10,
         room: int = ROOM,
     ) -> None:
-        self.model = model
-        self.precision = precision
+        super().__init__(precision=precision, device=device)
+        if self.device.type != "cpu":
+            raise FedrolexError("engine crew trains on the cores of a CPU: use auto or graph on a GPU")
         self.workers = torch.get_num_threads() if workers is None else workers
-        self.stacked, self.fewest, self.most, self.room = stacked, fewest, most, room
-        self.loop = Loop(model, precision=precision)
-        self.together = False
+        self.room = room
         self.draws = False
         self._stop = threading.Event()
-        self._members: list[Stack] = []
-        self._shelves: list[Shelf] = []
+        self._alone: set[Kind] = set()
+        self._crew = [Worker(precision, self._stop, self._alone) for _ in range(self.workers)]
+
+    def supports(self, work: RoundPlan) -> str | None:
+        """Work without steps of its own; no deadlines, and no models that draw."""
+        if work.deadline is not None:
+            return interrupted(work)
+        return DRAWS if self.draws else unknown_hooks(work.work)
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""
-        device = next(iter(plan.state.values())).device
-        if not plan.plain or self.draws or device.type != "cpu":
-            self.together = False
-            yield from self.loop.run(plan)
-            return
         waves = self._waves(plan)
         self.together = len(waves) == 1
         for wave in waves:
             part = replace(plan, jobs=wave)
             before = torch.get_rng_state()
-            answers = self._train(part)
+            trained = self._trained(part)
             if torch.equal(before, torch.get_rng_state()):
-                yield from (answers[job.client] for job in wave)
+                for job in wave:
+                    found = trained[job.key]
+                    yield found if isinstance(found, Failure) else close_visit(*found)
             else:  # who drew what depends on who came first: once more, one after the other
                 torch.set_rng_state(before)
                 self.together, self.draws = False, True
-                yield from self.loop.run(part)
+                yield from Loop(precision=self.precision).run(part)
 
-    def _waves(self, plan: RoundPlan) -> list[Sequence[Job]]:
+    def _waves(self, plan: RoundPlan) -> list[list[Job]]:
         """The jobs in parts whose updates there is room for."""
+        copies = 1 if plan.work.changed.isdisjoint({"before", "after"}) else 3  # what hooks keep of each client
         waves: list[list[Job]] = [[]]
-        size = next(iter(plan.state.values())).element_size()
         used = 0
         for job in plan.jobs:
-            bytes_ = plan.axes.parameters(job.window) * size
+            size = next(iter(plan.tensors[job.sections[0]].values())).element_size()
+            bytes_ = plan.axes(job).parameters(job.window) * size * copies
             if waves[-1] and used + bytes_ > self.room:
                 waves.append([])
                 used = 0
             waves[-1].append(job)
             used += bytes_
-        return list(waves)
+        return waves
 
-    def _train(self, plan: RoundPlan) -> dict[int, Upload | Failure]:
-        """The answers of one wave, by client; those of the wave before are no longer good."""
-        for shelf in self._shelves:
-            shelf.clear()
-        while len(self._members) < self.workers:
-            self._shelves.append(Shelf())
-            loop = Member(self.model, self.precision, self._stop)
-            self._members.append(
-                Stack(
-                    self.model,
-                    precision=self.precision,
-                    fewest=self.fewest,
-                    most=self.most,
-                    stacked=self.stacked,
-                    loop=loop,
-                )
-            )
-        units, failures = self._members[0].units(plan, self.workers)
-        answers: dict[int, Upload | Failure] = {failure.job.client: failure for failure in failures}
-        costs = [cost(plan, unit) for unit in units]
-        order = sorted(range(len(units)), key=lambda place: -costs[place])
-        shared = first_together([costs[place] for place in order], self.workers)
-        for place in order[:shared]:
-            answers |= self._shelves[0].kept(self._members[0].train(plan, units[place]))
-        self._side_by_side(plan, [units[place] for place in order[shared:]], answers)
-        return answers
+    def _trained(self, plan: RoundPlan) -> dict[Key, Failure | tuple[Visit, bool]]:
+        """The clients of one wave with whether their tensors are known to be finite, or why they failed, by job.
 
-    def _side_by_side(self, plan: RoundPlan, units: Sequence[Unit], answers: dict[int, Upload | Failure]) -> None:
+        Answers of the wave before are no longer good.
+        """
+        for worker in self._crew:
+            worker.copies.free()
+        visits, failures = open_visits(plan, plan.jobs, lambda job: self._crew[0].slot(plan, job).module)
+        units = units_of(plan, visits, self.workers, self._alone)
+        large = next((place for place, unit in enumerate(units) if threads_for(unit.parameters) == 1), len(units))
+        shared = first_together([unit.cost for unit in units], self.workers, large)
+        stacks = any(len(unit.visits) > 1 for unit in units)
+        results: Results = {}
+        with sdpa_kernel(SDPBackend.MATH) if stacks else nullcontext():  # others do not take stacked clients
+            for unit in units[:shared]:
+                results |= self._crew[0].do(unit)
+            self._side_by_side(units[shared:], results)
+        by_key = {visit.job.key: visit for visit in visits}
+        found = {key: done if isinstance(done, Failure) else (by_key[key], done) for key, done in results.items()}
+        return {**failures, **found}
+
+    def _side_by_side(self, units: Sequence[Unit], results: Results) -> None:
         """A thread a worker; each takes the next unit until there is none left."""
+        if not units:
+            return
         threads, queue, lock = torch.get_num_threads(), iter(units), threading.Lock()
         broken: list[BaseException] = []
 
-        def work(member: Stack, shelf: Shelf) -> None:
+        def work(worker: Worker) -> None:
             torch.set_num_threads(max(1, threads // self.workers))
             torch.get_num_threads()  # makes it stick: a thread takes the process's number when it first asks
             try:
@@ -214,18 +137,17 @@ class Crew:
                         unit = next(queue, None)
                     if unit is None:
                         return
-                    found = shelf.kept(member.train(plan, unit))
+                    found = worker.do(unit)
                     with lock:
-                        answers.update(found)
+                        results.update(found)
             except BaseException as error:
                 broken.append(error)
 
-        both = list(zip(self._members, self._shelves, strict=True))[: len(units)]
         self._stop.clear()
         try:
             with ThreadPoolExecutor(self.workers) as pool:  # a thread's own join, interrupted, takes it for ended
                 try:
-                    wait([pool.submit(work, *pair) for pair in both])
+                    wait([pool.submit(work, worker) for worker in self._crew[: len(units)]])
                 finally:
                     self._stop.set()
         finally:
@@ -233,25 +155,3 @@ class Crew:
             torch.set_num_threads(threads)
         if broken:
             raise broken[0]
-
-
-def cost(plan: RoundPlan, unit: Unit) -> float:
-    """How long a unit takes, up to a factor."""
-    return (plan.axes.parameters(unit.jobs[0][0].window) + BASE) * sum(len(data) for _, data in unit.jobs)
-
-
-def first_together(costs: Sequence[float], workers: int) -> int:
-    """How many of the longest units all workers should do together first, so that all are done soonest.
-
-    Args:
-        costs: of the units, the longest first.
-        workers: how many there are.
-    """
-
-    def finish(shared: int) -> float:
-        ends = [sum(costs[:shared]) / (workers * SHARED)] * workers
-        for one in costs[shared:]:
-            heapq.heappushpop(ends, ends[0] + one)
-        return max(ends)
-
-    return min(range(min(workers, len(costs)) + 1), key=finish)

@@ -13,6 +13,7 @@ from fedrolex.clients.dropout import OwnDropout, has_dropout
 from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
 from fedrolex.clients.slot import Slot
 from fedrolex.clients.visit import Visit, examples_of, stream_seed, why_failed
+from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.rounds.engine import Engine
 
 SlotKey = tuple[str, tuple[tuple[str, int], ...]]
@@ -42,13 +43,19 @@ class Loop(Engine):
         visit = Visit(
             plan, job, examples_of(plan, job), lambda: slot.module, lambda steps: self.go_on(plan, began, steps)
         )
-        plan.work.before(visit)
+        with spread_over(threads_for(sum(parameter.numel() for parameter in slot.parameters))):
+            plan.work.before(visit)
+            self.train(visit, slot)
+            plan.work.after(visit)
+        return visit.upload()
+
+    def train(self, visit: Visit, slot: Slot) -> None:
+        """All steps of a client, in a slot of its widths; the slot's tensors are the visit's from then on."""
+        plan, job = visit.plan, visit.job
         visit.load(slot.module)
         with self.drawing(plan, job):
             plan.work.train(visit, slot)
         visit.trained = plan.axes(job).state(slot.module, job.window)
-        plan.work.after(visit)
-        return visit.upload()
 
     def slot(self, plan: RoundPlan, job: Job) -> Slot:
         """The slot for a job's network and widths."""
