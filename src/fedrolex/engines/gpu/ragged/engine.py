@@ -39,11 +39,15 @@ class Ragged(Waves):
         """Plain training of PreResNets with static norms by SGD or Adam, to their end."""
         if find_spec("triton") is None:
             return "ragged kernels need Triton, which is not installed"
-        if self.device.type != "cuda" and not INTERPRETED:
-            return "ragged kernels need a GPU"
+        if (why := interrupted(work) or unknown_hooks(work.work, {"rate"})) is not None:
+            return why
         networks = {job.network: work.networks[job.network] for job in work.jobs}
-        own = (why_not(network, work.task) for network in networks.values())
-        return interrupted(work) or unknown_hooks(work.work, {"rate"}) or next(filter(None, own), _why_not_jobs(work))
+        for network in networks.values():
+            if (why := why_not(network, work.task)) is not None:
+                return why
+        if (why := _why_not_jobs(work)) is not None:
+            return why
+        return None if self.device.type == "cuda" or INTERPRETED else "ragged kernels need a GPU"
 
     def _holds(self) -> bool:
         return bool(self.places)
