@@ -5,94 +5,93 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from methods_shared import small
+from methods_shared import copied, only, small
+from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from fedrolex import Classification, Examples, FedrolexError, Recipe, Task
+from fedrolex import Classification, Examples, FedrolexError, Task
 from fedrolex.cli.app import app
+from fedrolex.clients.messages import MODEL
 from fedrolex.models import VGG, Represented, ResNet
-from fedrolex.runs import Training, prepare
+from fedrolex.recipes.recipe import Recipe
+from fedrolex.runs.api import train
 from fedrolex.runs.checkpoint import write
-from fedrolex.runs.families import Families
+from fedrolex.runs.training import Training
 from fedrolex.tasks.partition import even
 
 HALF = Fraction(1, 2)
 METHODS = {
-    "feddf": ["method=feddf", "method.distillation={steps: 6, judge_every: 3}"],
-    "fedet": ["method=fedet", "method.transfer={steps: 6}"],
-    "dsfl": ["method=dsfl", "method.labels={epochs: 2}"],
+    "feddf": ["method=feddf", "method.steps=6", "method.judge_every=3"],
+    "fedet": ["method=fedet", "method.steps=6"],
+    "dsfl": ["method=dsfl", "method.epochs=2"],
 }
+FLEET = ["fleet.clients=6", "fleet.cohort=6", 'fleet.capacities=["1", "1/2"]']
 
 
 def half(made: Training) -> dict[str, torch.Tensor]:
-    return made.axes.take(made.own_or_shared(made.state, HALF), made.window(0, HALF))
+    """The tensors that clients of the smaller capacity receive, where that is a part of the server's model."""
+    server = made.server
+    return server.main.axes.take(server.tensors(*made.method.sections(server, HALF)), server.window(0, HALF))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_that_is_a_part_of_the_other_trains_as_that_part(method: str) -> None:
     """The 1/2 of an eight channels wide network, and the same network made four wide, from the same weights."""
-    plain = small(*METHODS[method])
-    families = small(*METHODS[method], "task.models={1/2: convnet:4}")
-    assert isinstance(families, Families)
-    families.others[HALF].start_from(half(plain))
+    plain, families = small(*METHODS[method]), small(*METHODS[method], "task.models={1/2: convnet:4}")
+    assert list(families.server.networks) == [MODEL, "1/2"]
+    for name, tensor in half(plain).items():
+        families.server.state["1/2"][name].copy_(tensor)
     rows = [[made.run_round() for _ in range(3)] for made in (plain, families)]
     for one, other in zip(*rows, strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
         assert one["bytes_down"] == other["bytes_down"]
     if method != "dsfl":  # there, what is kept by size is not trained
-        for name, tensor in half(plain).items():
-            torch.testing.assert_close(families.state[f"@1/2 {name}"], tensor, rtol=1e-4, atol=1e-5)
-    for name in plain.axes.tensors:
-        torch.testing.assert_close(families.state[name], plain.state[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(families.server.state["1/2"], half(plain), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(families.server.state[MODEL], plain.server.state[MODEL], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_models_of_two_families_learn_from_each_other(method: str) -> None:
     made = small(*METHODS[method], "task.models={1/2: resnet8:4}", "evaluation.submodels=true", "client.lr=0.05")
-    before = {name: tensor.clone() for name, tensor in made.state.items()}
+    before, server = copied(made), made.server
     for _ in range(3):
         assert made.run_round()["clients"] == 4
     found = made.evaluate()
-    assert set(found["submodels"]) == ({"1"} if method == "dsfl" else {"1", "1/2"})
-    stem = "@1/2 trunk.stem.weight" if method == "fedet" else "@1/2 stem.weight"
-    moved = not torch.equal(before[stem], made.state[stem])
+    assert set(found["submodels"]) == ({"1"} if method == "dsfl" else {"1", "1/2"}), "networks of clients stay there"
+    stem = "trunk.stem.weight" if method == "fedet" else "stem.weight"
+    moved = not torch.equal(before["1/2"][stem], server.state["1/2"][stem])
     assert moved == (method != "dsfl")  # whose clients keep their models to themselves
     if method == "dsfl":
-        assert made.states is not None
-        kinds = {client: "stem.weight" in (made.states.get(client) or {}) for client in range(6)}
-        seen = [client for client in kinds if made.states.has(client)]
-        assert all(kinds[client] == (made.fleet.capacity(client) == HALF) for client in seen)
+        assert server.clients is not None
+        kept = {client: server.clients.get(client) for client in range(6)}
+        seen = {client: own for client, own in kept.items() if own is not None}
+        assert len(seen) >= 4
+        assert all(("stem.weight" in own) == (server.fleet.capacity(client) == HALF) for client, own in seen.items())
 
 
-def test_every_capacity_may_have_a_model_of_its_own() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_every_capacity_may_have_a_model_of_its_own(method: str) -> None:
     """FedDF then has no use for the task's model, Fed-ET and DS-FL teach it at the server."""
-    for method, settings in METHODS.items():
-        made = small(*settings, "task.models={1: resnet8:4, 1/2: vgg11:2}", "task.model=convnet")
-        before = made.state["trunk.conv1.weight" if method == "fedet" else "conv1.weight"].clone()
-        made.run_round()
-        after = made.state["trunk.conv1.weight" if method == "fedet" else "conv1.weight"]
-        assert torch.equal(before, after) == (method == "feddf")
-        largest: Any = made
-        if method == "feddf":
-            assert isinstance(made, Families)
-            largest = made.others[Fraction(1)]
-        assert made.evaluate()["loss"] == pytest.approx(Training._evaluate(largest)["loss"])
+    made = small(*METHODS[method], "task.models={1: resnet8:4, 1/2: vgg11:2}", "task.model=convnet")
+    before, server = copied(made)[MODEL], made.server
+    made.run_round()
+    assert all(torch.equal(before[name], t) for name, t in server.state[MODEL].items()) == (method == "feddf")
+    leading = server.networks["1" if method == "feddf" else MODEL].module
+    assert made.method.judged(server) is leading
+    assert made.evaluate()["loss"] == pytest.approx(made.measure(server.task, leading, leading)["loss"])
 
 
 def test_what_one_kind_says_teaches_the_other() -> None:
     """Only clients of the resnet take part: the other kind still learns, from them."""
-    learn = "method.distillation={steps: 60, judge_every: 10, lr: 0.01}"
-    made = small("method=feddf", learn, "task.models={1/2: resnet8:4}", "fleet.cohort=1", "client.epochs=8")
-    rounds = [r for r in range(20) if made.fleet.members(r)[0].capacity == HALF]
-    made.round = rounds[0]
-    before = made.state["conv1.weight"].clone()
+    learn = ["method=feddf", "method.steps=60", "method.judge_every=10", "method.lr=0.01", "client.epochs=8"]
+    made = only(small(*learn, "task.models={1/2: resnet8:4}", "fleet.cohort=1"), [1, 3, 5])
+    before = copied(made)["model@1"]["conv1.weight"]
     made.run_round()
-    assert not torch.equal(before, made.state["conv1.weight"])
+    assert not torch.equal(before, made.server.state["model@1"]["conv1.weight"])
 
 
 def test_families_of_ones_own_in_python() -> None:
@@ -110,8 +109,7 @@ def test_families_of_ones_own_in_python() -> None:
         validation=data,
         models={"1/2": lambda: ResNet(8, 3, 1, 8, 4)},
     )
-    settings = ["fleet.clients=6", "fleet.cohort=6", 'fleet.capacities=["1", "1/2"]', *METHODS["feddf"]]
-    made = prepare(Recipe(device="cpu").with_settings(settings), task)
+    made = small(*FLEET, *METHODS["feddf"], task=task)
     for _ in range(3):
         assert made.run_round()["clients"] == 6
     assert made.evaluate()["global_accuracy"] > 0.5
@@ -121,14 +119,14 @@ def test_families_of_ones_own_in_python() -> None:
     ("settings", "message"),
     [
         (["method=fedavg", "task.models={1/2: resnet8}"], "fedavg brings clients together by their weights"),
-        (["method=fedrolex", "task.models={1/2: resnet8}"], "needs one of feddf, fedet, dsfl"),
+        (["method=fedrolex", "task.models={1/2: resnet8}"], "(dsfl, feddf, fedet)"),
         (["method=feddf", "task.models={1/4: resnet8}"], "for capacity 1/4, which nobody in the fleet has"),
         (["method=feddf", "task.models={1/2: resnet9}"], "did you mean 'resnet8'"),
         (["method=feddf", "task.models={1/2: 'vgg11:wide'}"], "vgg11:16"),
         (["method=feddf", "task.models={half: vgg11}"], "half"),
         (["method=feddf", "task.models={0.5: vgg11, 1/2: resnet8}"], "two models for one capacity: 0.5, 1/2"),
         (["method=feddf", "task.models={1/2: 'resnet8:2'}", "task.norm=group"], "2 channels do not divide evenly"),
-        (["method=fedet", "task.models={1/3: resnet8}", "fleet.server=2"], "for capacity 1/3, which nobody"),
+        (["method=fedet", "task.models={1/3: resnet8}", "fleet.server_scale=2"], "for capacity 1/3, which nobody"),
         (["method=feddf", "task.models={1/2:vgg11}"], "with a space after the colon"),
         (["method=feddf", "task.models=vgg11"], "recipe key task.models is 'vgg11'"),
         (["method=feddf", "task.models={1/2: 8}"], "use one of"),
@@ -156,11 +154,10 @@ def test_a_task_of_ones_own_puts_data_aside() -> None:
     assert task.public is not None
     assert task.validation is not None
     assert (len(task.train), len(task.public), len(task.validation)) == (140, 20, 40)
-    fleet = ["fleet.clients=6", "fleet.cohort=6", 'fleet.capacities=["1", "1/2"]']
-    made = prepare(Recipe(device="cpu").with_settings([*fleet, *METHODS["feddf"]]), task)
+    made = small(*FLEET, *METHODS["feddf"], task=task)
     assert made.run_round()["clients"] == 6
     with pytest.raises(FedrolexError, match="Represented"):
-        prepare(Recipe(device="cpu").with_settings([*fleet, *METHODS["fedet"]]), task)
+        small(*FLEET, *METHODS["fedet"], task=task)
 
 
 def test_a_network_of_ones_own_for_fedet() -> None:
@@ -173,8 +170,7 @@ def test_a_network_of_ones_own_for_fedet() -> None:
         return Represented(trunk, 5, 4)
 
     task = Task.split(build, data, data, clients=6, public=0.2)
-    fleet = ["fleet.clients=6", "fleet.cohort=6", 'fleet.capacities=["1", "1/2"]']
-    made = prepare(Recipe(device="cpu").with_settings([*fleet, *METHODS["fedet"]]), task)
+    made = small(*FLEET, *METHODS["fedet"], task=task)
     assert made.run_round()["clients"] == 6
 
 
@@ -182,15 +178,16 @@ def test_weights_of_all_networks_can_be_given(tmp_path: Path) -> None:
     settings = [*METHODS["feddf"], "task.models={1/2: resnet8:4}"]
     first = small(*settings, "seed=3")
     first.run_round()
-    write(tmp_path / "weights.safetensors", first.state, {})
+    write(tmp_path / "weights.safetensors", first.tensors(), {})
     second = small(*settings, f"weights={tmp_path / 'weights.safetensors'}")
-    assert all(torch.equal(second.state[name], first.state[name]) for name in first.state)
-
-
-def test_networks_that_never_leave_their_clients_are_not_measured() -> None:
-    made = small(*METHODS["dsfl"], "task.models={1/2: resnet8:4}", "evaluation.submodels=true")
-    made.run_round()
-    assert set(made.evaluate()["submodels"]) == {"1"}
+    assert set(second.server.state) == {MODEL, "1/2", "model@1"}
+    for section, tensors in first.server.state.items():
+        assert all(torch.equal(second.server.state[section][name], tensor) for name, tensor in tensors.items())
+    plain = {name: torch.full_like(tensor, 0.5) for name, tensor in first.server.state[MODEL].items()}
+    save_file(plain, tmp_path / "plain.safetensors")
+    third = small(*settings, f"weights={tmp_path / 'plain.safetensors'}").server.state
+    assert all(float(tensor.max()) == 0.5 for section in (MODEL, "model@1") for tensor in third[section].values())
+    assert len({float(tensor.max()) for tensor in third["1/2"].values()}) > 3
 
 
 def test_costs_are_those_of_the_networks_that_are_trained() -> None:
@@ -204,8 +201,11 @@ def test_costs_are_those_of_the_networks_that_are_trained() -> None:
 
 
 def test_the_full_model_is_the_largest_one_that_is_trained() -> None:
-    made = small(*METHODS["feddf"], "task.models={1: resnet8:4, 1/2: vgg11:2}")
-    assert made.whole_bytes() == 4 * sum(p.numel() for p in ResNet(8, 10, 1, 8, 4).parameters())
+    words = [*METHODS["feddf"], "task.models={1: resnet8:4, 1/2: vgg11:2}", "rounds=1", "task.limit=60"]
+    done = train(Recipe(device="cpu").with_settings([*FLEET, *words]))
+    largest = sum(p.numel() for p in ResNet(8, 10, 1, 8, 4).parameters())
+    assert done.summary["bytes_of_full_model"] == 2 * 4 * largest * 6
+    assert sum(p.numel() for p in done.model.parameters()) == largest
 
 
 def test_targets_without_a_class_are_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
+from fedrolex.clients.messages import MODEL, Failure, Job, RoundPlan, Upload
 from fedrolex.clients.work import LocalTraining
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.registry import ENGINES
@@ -259,17 +259,27 @@ class Training:
         self.server.round = round
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begin with given weights of the main network, plain or as in a checkpoint."""
+        """Begin with given weights: plain ones are the main network's; a checkpoint's may be of other sections, too."""
         for section in self.server.networks:
-            known = {name: tensors.get(f"{section}:{name}", tensors.get(name)) for name in self.server.state[section]}
-            missing = next((name for name, tensor in known.items() if tensor is None), None)
-            if missing is not None:
-                raise FedrolexError(f"there is no tensor {missing!r}: the weights do not fit this model")
-            axes = self.server.networks[section].axes
-            axes.check_whole({name: tensor for name, tensor in known.items() if tensor is not None})
-            for name, tensor in self.server.state[section].items():
-                tensor.copy_(known[name])  # type: ignore[arg-type]
+            self._start_section(section, tensors)
         self.server.state |= self.method.begin(self.server)
+        for section in self.server.state:
+            if "@" in section:  # a capacity's own
+                self._start_section(section, tensors)
+
+    def _start_section(self, section: str, tensors: Mapping[str, Tensor]) -> None:
+        """Give a section its tensors; only the main network's must be there."""
+        own = self.server.state[section]
+        known = {
+            name: tensors.get(f"{section}:{name}", tensors.get(name) if section == MODEL else None) for name in own
+        }
+        given = {name: tensor for name, tensor in known.items() if tensor is not None}
+        missing = next((name for name in own if name not in given), None)
+        if missing is not None and (given or section == MODEL):
+            raise FedrolexError(f"there is no tensor {missing!r}: the weights do not fit this model")
+        self.server.networks.get(section, self.server.main).axes.check_whole(given)
+        for name, tensor in given.items():
+            own[name].copy_(tensor)
 
 
 def label(engine: Engine) -> str:
