@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,9 +29,10 @@ BROUGHT = {
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package, installed into a folder of its own."""
-    folder = tmp_path_factory.mktemp("site")
+    folder, source = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("source") / "plugin"
+    shutil.copytree(PLUGIN, source)  # building leaves files behind
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "--target", str(folder), str(PLUGIN)], check=True)
+    subprocess.run([*pip, "--no-build-isolation", "--target", str(folder), str(source)], check=True)
     return folder
 
 
