@@ -88,6 +88,9 @@ class Program:
             if node.op == "get_attr":
                 values[node] = graph.create_node("get_attr", node.target, name=node.name)
                 continue
+            if node.target is aten.sym_size.int:  # a size is asked of the tensor itself, which vmap can follow
+                values[node] = graph.call_method("size", tuple(fx.map_arg(node.args, lambda n: values[n])))
+                continue
             copied = values[node] = graph.node_copy(node, lambda n: values[n])
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 if node.name in self.changes:
