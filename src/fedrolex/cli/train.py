@@ -24,6 +24,7 @@ from fedrolex.recipes.recipe import Recipe
 from fedrolex.runs.compare import alternatives
 from fedrolex.runs.prepare import prepare
 from fedrolex.runs.run import Run
+from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
 from fedrolex.runs.training import Training, pick_device
 from fedrolex.tasks.metrics import short
 
@@ -97,8 +98,6 @@ def train_command(
     if seeds is not None:
         groups = [[each for plan in group for each in _by_seed(plan, _seeds(seeds))] for group in groups]
     if at_once > 1:
-        from fedrolex.runs.side_by_side import QUEUES
-
         os.environ.setdefault(*QUEUES)
     results: dict[Path, dict[str, Any]] = {}
     for some in _together([plan for group in groups for plan in group], at_once):
@@ -199,7 +198,7 @@ def _train(plans: Sequence[Planned], quiet: bool) -> dict[Path, dict[str, Any]]:
         keep_memory()
     trainings = [prepare(plan.recipe) for plan in plans]
     runs = [Run.open(p.folder) if p.folder.exists() else Run.create(p.folder, p.recipe) for p in plans]
-    if len(plans) > 1 and not _fit(trainings):
+    if len(plans) > 1 and not all(fits(training) for training in trainings):
         why = "dropout and engines with threads of their own share what one process has once"
         print(f"--at-once: these runs go one after the other ({why})", file=sys.stderr)
         found = []
@@ -210,12 +209,6 @@ def _train(plans: Sequence[Planned], quiet: bool) -> dict[Path, dict[str, Any]]:
     return {plan.folder: {**summary, "method": plan.what} for plan, summary in zip(plans, found, strict=True)}
 
 
-def _fit(trainings: Sequence[Training]) -> bool:
-    from fedrolex.runs.side_by_side import fits
-
-    return all(fits(training) for training in trainings)
-
-
 def _go(
     plans: Sequence[Planned], runs: Sequence[Run], trainings: Sequence[Training], quiet: bool
 ) -> list[dict[str, Any]]:
@@ -224,8 +217,6 @@ def _go(
         with shown([plan.what for plan in plans], [plan.recipe for plan in plans], quiet) as steps:
             if len(runs) == 1:
                 return [runs[0].go(trainings[0], steps[0])]
-            from fedrolex.runs.side_by_side import side_by_side
-
             return side_by_side(list(zip(runs, trainings, steps, strict=True)))
     except KeyboardInterrupt:
         for plan, training in zip(plans, trainings, strict=True):
