@@ -16,6 +16,7 @@ from fedrolex.clients.messages import MODEL, Failure, Job, RoundPlan, Upload
 from fedrolex.clients.work import LocalTraining
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.registry import ENGINES
+from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.methods.method import Method
 from fedrolex.rounds.average import Average
@@ -68,6 +69,7 @@ class Training:
         if method.needs.client_state and server.clients is None:
             server.clients = ClientStates()
         self.label_axis = method.label_axis(server)
+        self._parameters = max(sum(p.numel() for p in n.module.parameters()) for n in server.networks.values())
         self._loop: Loop | None = None
         self._ran: dict[str, None] = {}
         self._refused: str | None = None
@@ -77,6 +79,10 @@ class Training:
 
     def run_round(self) -> dict[str, Any]:
         """One round; returns its metrics. A round below the quorum is void, and the window still advances."""
+        with spread_over(threads_for(self._parameters)):
+            return self._run_round()
+
+    def _run_round(self) -> dict[str, Any]:
         began = time.perf_counter()
         server, method = self.server, self.method
         jobs = self._coming.pop(server.round, None) or method.jobs(server, server.round)
@@ -229,7 +235,8 @@ class Training:
     def evaluate(self) -> dict[str, Any]:
         """How good the model is now."""
         try:
-            return self.method.evaluate(self.server, self.measure)
+            with spread_over(threads_for(self._parameters)):
+                return self.method.evaluate(self.server, self.measure)
         except ValueError as error:  # a batch norm that was given a single value a channel
             raise FedrolexError(f"the model could not be evaluated: {one_line(error)}") from error
         except RuntimeError as failure:
