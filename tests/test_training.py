@@ -12,39 +12,57 @@ import torch
 from small import hand_made
 from torch import Tensor, nn
 
-from fedrolex import Axes, Rolling
-from fedrolex.clients.work import LocalTraining, Slot
-from fedrolex.engines import Failure, Loop, RoundPlan, Upload
-from fedrolex.methods import Method, fed_dropout, fedavg, fedrolex, heterofl
-from fedrolex.rounds.fleet import Fleet
-from fedrolex.runs import Recipe, Training, prepare
+from fedrolex import (
+    Axes,
+    Classification,
+    Examples,
+    Failure,
+    FedAvg,
+    FedDropout,
+    FedRolex,
+    Fleet,
+    HeteroFL,
+    Job,
+    LocalTraining,
+    Method,
+    Recipe,
+    Rolling,
+    RoundPlan,
+    Scheme,
+    Server,
+    Training,
+    Upload,
+    prepare,
+)
+from fedrolex.clients.messages import MODEL, Network
+from fedrolex.clients.slot import Slot
+from fedrolex.core.streams import shuffle
+from fedrolex.engines.cpu.loop import Loop
 from fedrolex.slicing.trace import FactoryBuilder
-from fedrolex.tasks import Classification, Examples
 
-SMALL = Recipe(rounds=3, device="cpu").with_settings(["task.width=8", "fleet.clients=10", "fleet.cohort=5"])
-WORK = LocalTraining(lr=0.05, momentum=0.9)
+SMALL = Recipe(rounds=3, device="cpu").with_settings(
+    ["task.width=8", "fleet.clients=10", "fleet.cohort=5", "client.lr=0.05", "engine=loop"]
+)
 
 
 def training(method: Method | None = None, *settings: str) -> Training:
-    made = prepare(SMALL.with_settings(settings))
-    if method is not None:
-        made.method = method
-    return made
+    recipe = SMALL.with_settings(settings)
+    return prepare(recipe if method is None else replace(recipe, method=method))
 
 
 def after(made: Training, rounds: int = 3) -> dict[str, Tensor]:
     for _ in range(rounds):
         made.run_round()
-    return made.state
+    return made.server.state[MODEL]
 
 
 def doubled(made: Training) -> Training:
     """The same in float64: a rolled layer adds up in another order, and single precision would drift apart."""
-    made.model.double()
-    made.state = {name: tensor.double() for name, tensor in made.state.items()}
-    assert isinstance(made.task, Classification)
-    made.task = replace(made.task, train=Examples(made.task.inputs(made.task.train.x).double(), made.task.train.y))
-    made.task = replace(made.task, pixels=None)
+    server, task = made.server, made.server.classification
+    server.main.module.double()
+    server.state = {MODEL: {name: tensor.double() for name, tensor in server.state[MODEL].items()}}
+    train = Examples(task.inputs(task.train.x).double(), task.train.y)
+    server.task = server.view = replace(task, train=train, pixels=None)
     return made
 
 
@@ -57,18 +75,24 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 def test_with_every_client_full_size_all_methods_are_fedavg() -> None:
     full = 'fleet.capacities=["1"]'
-    wanted = after(training(fedavg(WORK), full))
-    assert same(after(training(heterofl(WORK), full)), wanted)
-    assert same(after(training(fed_dropout(WORK), full)), wanted)
-    rolled, exact = after(doubled(training(fedrolex(WORK), full))), after(doubled(training(fedavg(WORK), full)))
+    wanted = after(training(FedAvg(), full))
+    assert same(after(training(HeteroFL(), full)), wanted)
+    assert same(after(training(FedDropout(), full)), wanted)
+    rolled, exact = after(doubled(training(FedRolex(), full))), after(doubled(training(FedAvg(), full)))
     for name, tensor in exact.items():
         torch.testing.assert_close(rolled[name], tensor, rtol=1e-9, atol=1e-11)
 
 
+class Still(FedRolex):
+    """Windows that roll back as far as they have rolled."""
+
+    def windows(self, server: Server) -> Scheme:
+        return Rolling(offset=lambda axis, place, round, client: -round)
+
+
 def test_fedrolex_with_a_window_that_stands_still_is_heterofl() -> None:
-    still = replace(fedrolex(WORK), scheme=Rolling(offset=lambda axis, place, round, client: -round))
-    assert same(after(training(still)), after(training(heterofl(WORK))))
-    assert not same(after(training(fedrolex(WORK))), after(training(heterofl(WORK))))
+    assert same(after(training(Still())), after(training(HeteroFL())))
+    assert not same(after(training(FedRolex())), after(training(HeteroFL())))
 
 
 class Point(nn.Module):
@@ -89,47 +113,46 @@ def quadratic(output: Tensor, target: Tensor) -> Tensor:
 
 def test_the_fixed_point_of_fedavg_on_two_quadratics() -> None:
     """a = (1, 3), b = (0, 4), η = 0.1, five full-gradient steps: 2.6805323, not the optimum 3."""
-    model = Point()
     axes = hand_made({"k": 2}, {"x": ["k"]})
     axes = Axes(axes.axes, axes.tensors, build=FactoryBuilder(lambda sizes: Point(sizes["k"])))
     data = Examples(torch.zeros(2, 1, dtype=torch.float64), torch.tensor([[1.0, 0.0], [3.0, 4.0]], dtype=torch.float64))
     parts = [torch.tensor([0]), torch.tensor([1])]
     task = Classification("quadratics", lambda scale: Point(), data, data, parts, parts, loss=quadratic)
     fleet = Fleet(clients=2, cohort=2, capacities=["1"])
-    method = fedavg(LocalTraining(epochs=5, batch=1, lr=0.1))
-    made = Training(task, fleet, method, Loop(model), model, axes)
+    server = Server(task, fleet, {MODEL: Network(Point(), axes)})
+    made = Training(server, FedAvg(), LocalTraining(epochs=5, batch=1, lr=0.1), Loop())
     assert float(after(made, 200)["x"][0]) == pytest.approx(2.6805323, abs=1e-7)
 
 
 class Backwards(Loop):
-    """Clients run, and report, in the opposite order."""
+    """Clients run in the opposite order."""
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
-        yield from super().run(replace(plan, jobs=plan.jobs[::-1]))
+        answers = []
+        for answer in super().run(replace(plan, jobs=plan.jobs[::-1])):
+            assert isinstance(answer, Upload)
+            answers.append(replace(answer, tensors={name: tensor.clone() for name, tensor in answer.tensors.items()}))
+        yield from answers[::-1]
 
 
-@pytest.mark.parametrize("method", [fedrolex(WORK), fed_dropout(WORK), fedavg(WORK, weighting="samples")])
+@pytest.mark.parametrize("method", [FedRolex(), FedDropout(), FedAvg(weighting="samples")])
 def test_the_order_in_which_clients_ran_does_not_matter(method: Method) -> None:
     made = training(method)
     turned = training(method)
-    turned.engine = Backwards(turned.model)
+    turned.engine = Backwards()
     assert same(after(made), after(turned))
 
 
 def test_one_client_with_all_data_is_ordinary_training() -> None:
-    made = training(fedavg(WORK), "fleet.clients=1", "fleet.cohort=1", 'fleet.capacities=["1"]')
-    twin = training(fedavg(WORK), "fleet.clients=1", "fleet.cohort=1", 'fleet.capacities=["1"]').model
+    alone = ["fleet.clients=1", "fleet.cohort=1", 'fleet.capacities=["1"]']
+    made, twin = training(FedAvg(), *alone), training(FedAvg(), *alone).server.main.module
     optimiser = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    from fedrolex.core.streams import shuffle
-
-    assert isinstance(made.task, Classification)
-    rows = made.task.parts[0]
-    order = torch.from_numpy(shuffle(len(rows), made.seed, "batches", 0, 0, 0))
+    task = made.server.classification
+    rows = task.parts[0]
+    order = torch.from_numpy(shuffle(len(rows), made.server.seed, "batches", 0, 0, 0))
     for batch in rows[order].split(16):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(
-            twin(made.task.inputs(made.task.train.x[batch])), made.task.train.y[batch]
-        ).backward()
+        nn.functional.cross_entropy(twin(task.inputs(task.train.x[batch])), task.train.y[batch]).backward()
         optimiser.step()
     for name, tensor in after(made, 1).items():
         torch.testing.assert_close(tensor, twin.get_parameter(name).detach(), rtol=1e-4, atol=1e-6)
@@ -143,7 +166,7 @@ def test_adam_is_adam(rate: Any) -> None:
     twin.load_state_dict(model.state_dict())
     slot, work = Slot(model), LocalTraining(optimizer="adam", weight_decay=5e-4)
     optimiser = torch.optim.Adam(twin.parameters(), lr=0.01, weight_decay=5e-4)
-    work.start(slot)
+    work.begin(slot.memory, slot.parameters)
     for _ in range(7):
         x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
         work.step(slot, x, y, nn.functional.cross_entropy, rate)
@@ -152,13 +175,13 @@ def test_adam_is_adam(rate: Any) -> None:
         optimiser.step()
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
-    work.start(slot)
+    work.begin(slot.memory, slot.parameters)
     assert float(slot.memory.count) == 0
 
 
 def test_positions_outside_every_window_keep_their_bits() -> None:
-    made = training(heterofl(WORK), 'fleet.capacities=["1/2"]')
-    before = {name: tensor.clone() for name, tensor in made.state.items()}
+    made = training(Still(), 'fleet.capacities=["1/2"]')
+    before = {name: tensor.clone() for name, tensor in made.server.state[MODEL].items()}
     new = after(made, 2)
     assert torch.equal(new["conv2.weight"][8:], before["conv2.weight"][8:])
     assert torch.equal(new["conv2.weight"][:, 4:], before["conv2.weight"][:, 4:])
@@ -166,10 +189,11 @@ def test_positions_outside_every_window_keep_their_bits() -> None:
 
 
 def test_a_server_twice_as_wide_as_the_largest_client() -> None:
-    made = training(None, "fleet.server=2")
-    assert made.axes["conv1"].size == 16
-    sizes = {made.axes.parameters(job.window) for job in made._plan().jobs}
-    assert max(sizes) <= training().axes.parameters()
+    made = training(None, "fleet.server_scale=2")
+    axes = made.server.main.axes
+    assert axes["conv1"].size == 16
+    sizes = {axes.parameters(job.window) for job in made.method.jobs(made.server, 0)}
+    assert max(sizes) <= training().server.main.axes.parameters()
     first = made.evaluate()["loss"]
     after(made, 6)
     assert made.evaluate()["loss"] < first
@@ -186,7 +210,7 @@ def test_a_step_is_what_torch_does(work: LocalTraining) -> None:
     ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
     theirs.load_state_dict(ours.state_dict())
     slot = Slot(ours)
-    work.start(slot)
+    work.begin(slot.memory, slot.parameters)
     optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=work.momentum, weight_decay=work.weight_decay)
     for _ in range(4):
         x, y = torch.randn(6, 5), torch.randint(0, 3, (6,))
@@ -211,8 +235,8 @@ def test_the_rate_falls_at_milestones() -> None:
 class Faulty(Loop):
     """Some clients go wrong, each in its own way."""
 
-    def __init__(self, model: nn.Module, faults: Mapping[int, str]) -> None:
-        super().__init__(model)
+    def __init__(self, faults: Mapping[int, str]) -> None:
+        super().__init__()
         self.faults = faults
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
@@ -230,15 +254,15 @@ class Faulty(Loop):
                 del tensors["conv1.bias"]
             yield replace(answer, tensors=tensors)
 
-    def _train(self, plan: RoundPlan, job: Any) -> Upload:
+    def trained(self, plan: RoundPlan, job: Job) -> Upload:
         if self.faults.get(job.client) == "raise":
             raise RuntimeError("out of battery")
-        return super()._train(plan, job)
+        return super().trained(plan, job)
 
 
 def test_bad_clients_are_dropped_named_and_counted() -> None:
     made = training(None, "fleet.cohort=10")
-    made.engine = Faulty(made.model, {1: "raise", 3: "nan", 5: "shape", 7: "missing"})
+    made.engine = Faulty({1: "raise", 3: "nan", 5: "shape", 7: "missing"})
     row = made.run_round()
     assert row["clients"] == 6
     assert set(row["dropped"]) == {"1", "3", "5", "7"}
@@ -247,20 +271,20 @@ def test_bad_clients_are_dropped_named_and_counted() -> None:
     assert row["dropped"]["5"].startswith("client 5: head.weight has shape (1, 64)")
     assert row["dropped"]["7"] == "client 7: tensor 'conv1.bias' is missing"
     clean = training(None, "fleet.cohort=10")
-    clean.engine = Faulty(clean.model, dict.fromkeys((1, 3, 5, 7), "raise"))
+    clean.engine = Faulty(dict.fromkeys((1, 3, 5, 7), "raise"))
     clean.run_round()
-    assert same(made.state, clean.state), "a bad client is as good as absent"
+    assert same(made.server.state[MODEL], clean.server.state[MODEL]), "a bad client is as good as absent"
 
 
 def test_a_round_below_its_quorum_is_void_and_the_window_advances() -> None:
     made = training(None, "quorum=4")
-    before = dict(made.state)
-    made.engine = Faulty(made.model, dict.fromkeys(range(10), "raise"))
+    before = dict(made.server.state[MODEL])
+    made.engine = Faulty(dict.fromkeys(range(10), "raise"))
     row = made.run_round()
     assert row["void"]
     assert row["clients"] == 0
-    assert same(made.state, before)
-    assert made.round == 1
+    assert same(made.server.state[MODEL], before)
+    assert made.server.round == 1
 
 
 def test_a_client_past_its_deadline_is_dropped() -> None:
@@ -333,8 +357,8 @@ def test_weights_by_samples_work_for_every_method() -> None:
 
 def test_a_client_without_examples_is_dropped() -> None:
     made = training(None, "fleet.cohort=10")
-    assert isinstance(made.task, Classification)
-    parts = list(made.task.parts)
+    task = made.server.classification
+    parts = list(task.parts)
     parts[3] = torch.tensor([], dtype=torch.int64)
-    made.task = replace(made.task, parts=parts)
+    made.server.view = replace(task, parts=parts)
     assert made.run_round()["dropped"] == {"3": "ValueError: has no examples"}

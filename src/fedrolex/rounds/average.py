@@ -69,16 +69,16 @@ class Average:
             return
         parts = self._parts(upload.job, upload.tensors)
         for section, part in parts.items():
-            self._fold(section, upload.job).check(upload.job.key, part, upload.job.window, weight)
+            self._fold(section, upload.job).check(_who(upload.job), part, upload.job.window, weight)
         for place, (section, part) in enumerate(parts.items()):
             rows = None if place else self._rows(upload)
-            self._fold(section, upload.job).add(upload.job.key, part, upload.job.window, weight, rows)
+            self._fold(section, upload.job).add(_who(upload.job), part, upload.job.window, weight, rows)
         if self.seen is not None:
             self.seen([upload])
 
     def add_to(self, section: str, job: Job, part: Tensors, window: Window, weight: float = 1.0) -> None:
         """Take in tensors of one section that a client sends beside its answer."""
-        self._fold(section, job).add(job.key, part, window, weight)
+        self._fold(section, job).add(_who(job), part, window, weight)
 
     def result(self) -> State:
         """The new tensors of every section that an answer went to; an average that is not finite raises."""
@@ -123,7 +123,7 @@ class Average:
             uploads, weights = [upload for upload, _ in group], [weight for _, weight in group]
             if self.seen is not None:
                 self.seen(uploads)
-            job, keys = uploads[0].job, [upload.job.key for upload in uploads]
+            job, keys = uploads[0].job, [_who(upload.job) for upload in uploads]
             split = [self._parts(job, upload.tensors) for upload in uploads]
             for place, section in enumerate(split[0]):
                 rows = None if place or self.label_axis is None else [self._rows(each) or {} for each in uploads]
@@ -150,3 +150,8 @@ class Average:
 
     def _rows(self, upload: Upload) -> Rows | None:
         return None if self.label_axis is None else {self.label_axis: upload.labels or ()}
+
+
+def _who(job: Job) -> int | str:
+    """Who answers a job, for messages and so that nobody counts twice."""
+    return f"{job.client} ({job.name})" if job.name else job.client
