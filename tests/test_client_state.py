@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from methods_shared import small
 
-from fedrolex import FedrolexError
+from fedrolex import FedrolexError, Job, LocalTraining, Method, Needs, Round, Server, Setup, Upload, Visit
 from fedrolex.rounds.client_states import ClientStates
+from fedrolex.runs.training import Training
 
 
 def state(value: float) -> dict[str, torch.Tensor]:
@@ -97,3 +100,41 @@ def test_damage_and_mistakes_are_one_line(tmp_path: Path) -> None:
         ClientStates(tmp_path).get(5)
     with pytest.raises(FedrolexError, match="give at least 1"):
         ClientStates(tmp_path, 0)
+
+
+class Counting(LocalTraining):
+    """Keeps a number that grows by one with every round that counts for the job."""
+
+    def after(self, visit: Visit) -> None:
+        before = torch.zeros(()) if visit.job.kept is None else visit.job.kept["count"]
+        visit.kept = {"count": before + 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoJobs(Method):
+    """Every client has two jobs; answers to the second do not count in round 1."""
+
+    needs = Needs(client_state=True)
+
+    def work(self, setup: Setup) -> LocalTraining:
+        return Counting(**asdict(setup.client))
+
+    def jobs(self, server: Server, round: int) -> list[Job]:
+        return [replace(job, name=name) for job in super().jobs(server, round) for name in ("", "second")]
+
+    def take(self, round: Round, upload: Upload) -> None:
+        if upload.job.name and round.number == 1:
+            raise FedrolexError("not now")
+        super().take(round, upload)
+
+
+def test_jobs_of_one_client_keep_their_own() -> None:
+    """A job whose answer does not count leaves what it kept before, and what the other job keeps."""
+    plain = small("method=heterofl", 'fleet.capacities=["1"]', "fleet.cohort=6", "task.limit=60")
+    server, setup = plain.server, Setup(plain.server.task, plain.server.fleet, plain.work)
+    made = Training(server, TwoJobs(), TwoJobs().work(setup), plain.engine)
+    for counts in ([1, 1], [2, 1], [3, 2]):
+        assert made.run_round()["clients"] == 6
+        assert server.clients is not None
+        kept = server.clients.get(3) or {}
+        assert [int(kept[name]) for name in ("count", "second:count")] == counts

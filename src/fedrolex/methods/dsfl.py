@@ -136,7 +136,7 @@ class DSFL(Families):
         assert task.public is not None
         ids, labels = self.chosen(server, round.number), self.together(round.notes["said"])
         module = server.loaded()
-        self.learn(module, task.inputs(task.public.x)[ids], labels, server.seed, round.number, "server")
+        self.learn(module, task.inputs(task.public.x[ids]), labels, server.seed, round.number, "server")
         taught = {name: tensor.clone() for name, tensor in server.main.axes.state(module).items()}
         return {MODEL: taught, LAST: {"ids": ids, "labels": labels}}
 

@@ -228,7 +228,8 @@ class Training:
         self.server.state = {**self.server.state, **new}
         if self.server.clients is not None:
             for client, tensors in round.kept.items():
-                self.server.clients.put(client, round.number, tensors)
+                before = self.server.clients.get(client) or {}
+                self.server.clients.put(client, round.number, {**before, **tensors})
 
     # --- what comes of it ---
 
