@@ -26,7 +26,7 @@ from fedrolex.slicing.regions import Region, regions
 from fedrolex.slicing.windows import WHOLE, Rounding, Window, exact, width
 
 FORMAT = 1
-REMEMBERED = 4096
+REMEMBERED = 2**14
 
 Role = Literal["parameter", "buffer", "constant"]
 Kind = Literal["width", "heads", "groups", "factor", "rows", "outputs"]

@@ -80,6 +80,7 @@ class Fold:
         self._sums = {name: _zeros(tensor, tensor.shape) for name, tensor in self.base.items()}
         self._counts = {name: _zeros(tensor, self._count_shape(name)) for name, tensor in self.base.items()}
         self._pending: dict[str, dict[Window, float]] = {}
+        self._covered: set[str] = set()  # tensors of which somebody sent every position
         self._total = dict.fromkeys(self.base, 0.0)
         self._order = None if order is None else list(order)
         self._next = 0
@@ -251,7 +252,10 @@ class Fold:
     def _count(self, name: str) -> None:
         """Count what is pending; clients of one window are counted together."""
         for window, weight in self._pending.pop(name, {}).items():
-            self.axes.region(name, window, counts=True).add_constant(self._counts[name], weight)
+            region = self.axes.region(name, window, counts=True)
+            region.add_constant(self._counts[name], weight)
+            if region.shape == region.full:
+                self._covered.add(name)
 
     def _narrow(self, name: str, part: Tensor, window: Window, rows: Rows) -> tuple[Tensor, Window] | None:
         """The rows of ``part`` that count, and the window they lie in; None where there are none."""
@@ -307,8 +311,8 @@ class Fold:
     def _average(self, name: str) -> Tensor:
         sums, counts, base = self._sums[name], self.count(name), self.base[name]
         if self.normaliser == "per_position":
-            bare = counts == 0
-            if not bool(bare.any()):
+            bare = None if name in self._covered else counts == 0
+            if bare is None or not bool(bare.any()):
                 return sums.div_(counts).to(base.dtype)
             return torch.where(bare, base, sums.div_(counts.masked_fill(bare, 1)).to(base.dtype))
         if self.normaliser == "cohort":

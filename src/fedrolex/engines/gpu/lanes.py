@@ -8,9 +8,10 @@ and label mask are tensors that the graph reads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class CapturedSlot:
 
     Attributes:
         slot: the sub-model and the optimiser's memory.
+        tensors: the sub-model's parameters and buffers, by name.
         x, y: inputs and targets of one epoch in the order of training, as many rows as there is room.
         counter: the next batch, int64.
         rate: learning rate of the round.
@@ -47,6 +49,7 @@ class CapturedSlot:
     """
 
     slot: Slot
+    tensors: dict[str, Tensor]
     x: Tensor
     y: Tensor
     counter: Tensor
@@ -103,19 +106,21 @@ class Lanes(Waves):
                 failures[visit.job.key] = Failure(visit.job, why_failed(failure))
         self._load(plan, guests)
         self._train(plan, guests)
-        answers = {**failures, **self._answers(plan, guests)}
+        if len(jobs) == len(plan.jobs):
+            self._get_ready(plan)
+        answers = {**failures, **self._answers(guests)}
         return [answers[job.key] for job in jobs]
 
-    def _answers(self, plan: RoundPlan, guests: Sequence[Guest]) -> dict[tuple[int, str], Upload | Failure]:
-        """Every client's answer; the device is asked for all losses at once."""
-        totals = torch.stack([guest.place.total for guest in guests]).tolist() if guests else []
+    def _answers(self, guests: Sequence[Guest]) -> dict[tuple[int, str], Upload | Failure]:
+        """Every client's answer; the device is asked once for all losses, and for norms that say what is finite."""
+        told = [torch.stack([guest.place.total.double(), _size(guest.place.tensors)]) for guest in guests]
         answers = {}
-        for guest, total in zip(guests, totals, strict=True):
-            visit, module = guest.visit, guest.place.slot.module
+        for guest, (total, size) in zip(guests, torch.stack(told).tolist() if told else (), strict=True):
+            visit = guest.visit
             visit.steps = sum(map(len, guest.sizes))
             visit.loss = total / visit.steps
-            visit.trained = plan.axes(visit.job).state(module, visit.job.window)
-            answers[visit.job.key] = close_visit(visit)
+            visit.trained = guest.place.tensors
+            answers[visit.job.key] = close_visit(visit, True if isfinite(size) else None)
         return answers
 
     # --- before training ---
@@ -159,6 +164,7 @@ class Lanes(Waves):
         example = plan.task.inputs(data.x[:1])
         self._slots[key] = CapturedSlot(
             slot,
+            network.axes.state(module, job.window),
             x=example.new_zeros((room, *example.shape[1:])),
             y=data.y.new_zeros((room, *data.y.shape[1:])),
             counter=torch.zeros((), dtype=torch.int64, device=device),
@@ -188,15 +194,15 @@ class Lanes(Waves):
 
     def _load(self, plan: RoundPlan, guests: Sequence[Guest]) -> None:
         """What every client starts from into its slot; clients of one source copy it from the first of them."""
-        first: dict[object, list[Tensor]] = {}
+        first: dict[object, dict[str, Tensor]] = {}
         for guest in guests:
             visit, place, work = guest.visit, guest.place, plan.work
-            own = list(plan.axes(visit.job).state(place.slot.module, visit.job.window).values())
-            source = first.setdefault(id(visit) if "received" in vars(visit) else visit.job.source, own)
+            own = place.tensors
+            source = visit.received if "received" in vars(visit) else first.setdefault(visit.job.source, own)
             if source is own:
-                visit.load(place.slot.module)
+                plan.axes(visit.job).take(plan.whole(visit.job), visit.job.window, out=own)
             else:
-                torch._foreach_copy_(own, source)
+                torch._foreach_copy_(list(own.values()), [source[name] for name in own])
             work.start(place.slot, visit)
             place.total.zero_()
             place.rate.fill_(work.rate(plan.round))
@@ -224,6 +230,16 @@ class Lanes(Waves):
             for stream in streams:
                 torch.cuda.current_stream().wait_stream(stream)
 
+    @staticmethod
+    def _get_ready(plan: RoundPlan) -> None:
+        """While the device is at work: where the answers belong, and where the next round's parts lie."""
+        windows = {(job.network, job.window): None for job in (*plan.jobs, *plan.upcoming())}
+        for network, window in windows:
+            axes = plan.networks[network].axes
+            for name in axes.tensors:
+                axes.region(name, window)
+                axes.region(name, window, counts=True)
+
     def _fill(self, plan: RoundPlan, guests: Sequence[Guest], epoch: int) -> None:
         """The epoch's inputs into the slots, augmented for the whole cohort in one go."""
         task, xs, draws = plan.task, [], []
@@ -250,3 +266,10 @@ def batch_sizes(visit: Visit) -> list[list[int]]:
     full, rest = divmod(len(visit.examples), work.batch)
     epoch = [work.batch] * full + [rest] * (rest > 0)
     return [epoch[: max(0, steps - done * len(epoch))] for done in range(work.epochs)]
+
+
+def _size(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The sum of the norms of all real tensors, float64 ``()``: finite if all values are, up to overflow."""
+    norms = torch._foreach_norm([tensor for tensor in tensors.values() if tensor.is_floating_point()])
+    kinds = {norm.dtype for norm in norms}
+    return torch.stack([torch.stack([n for n in norms if n.dtype is kind]).double().sum() for kind in kinds]).sum()
