@@ -149,7 +149,7 @@ def test_slice_of_what_is_not_a_model(factory: str, says: str) -> None:
 
 
 def test_coverage_with_a_mistake() -> None:
-    assert "scheme 'spiral' is unknown" in fails("coverage", "--scheme", "spiral")
+    assert "--scheme is 'spiral': use one of rolling, static, random, blocks" in fails("coverage", "--scheme", "spiral")
     assert "overlap" in fails("coverage", "--overlap", "2")
     assert "capacity" in fails("coverage", "--capacity", "0")
 

@@ -14,7 +14,7 @@ from small import Residual
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from fedrolex import Axes, FedrolexError, FleetRecipe, Hints, MethodRecipe, trace
+from fedrolex import Axes, FedRolex, FedrolexError, FleetRecipe, Hints, trace
 from fedrolex.cli.costs import costs_command
 from fedrolex.models import preresnet18, word_transformer
 from fedrolex.theory.costs import Cost, cost, fleet_mean, paper_rounding
@@ -137,8 +137,8 @@ class StandIn:
 
     def __init__(self, build: Any, frozen: tuple[str, ...] = (), **fleet: Any) -> None:
         self.fleet = FleetRecipe(**fleet)
-        self.method = MethodRecipe(rounding="ceil")
-        self.task = SimpleNamespace(make_model=build, frozen_axes=lambda: frozen)
+        self.method = FedRolex(rounding="ceil")
+        self.task = SimpleNamespace(make_model=build, make_models=dict, frozen_axes=lambda: frozen)
 
     def with_settings(self, settings: list[str]) -> StandIn:
         return self
@@ -167,7 +167,7 @@ def test_the_papers_figures_are_printed_beside_ours(
 
 def test_capacities_are_parts_of_the_largest_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server twice as wide: its clients of capacity 1 hold half of it. Frozen axes stay whole."""
-    fleet: dict[str, Any] = {"capacities": ["1", "1/2"], "shares": ["1/4", "3/4"], "server": 2}
+    fleet: dict[str, Any] = {"capacities": ["1", "1/2"], "shares": ["1/4", "3/4"], "server_scale": 2}
 
     def build(server: int) -> Scaled:
         return Scaled(stream=8 * server, inner=6 * server)

@@ -40,7 +40,7 @@ class Decides(nn.Module):
 MISTAKES: list[tuple[Any, str]] = [
     (lambda: AXES.cut(MODEL, "1/2"), "window is a str: make one with a scheme, e.g."),  # type: ignore[arg-type]
     (lambda: AXES.cut(MODEL, {"stem": [0]}), "window is a dict"),  # type: ignore[arg-type]
-    (lambda: Window({"stem": [0, 1]}), "axis stem: give Run"),  # type: ignore[dict-item]
+    (lambda: Window({"stem": [0, 1]}), "axis stem: give Arc"),  # type: ignore[dict-item]
     (lambda: AXES.cut(MODEL.state_dict(), WINDOW), "got a OrderedDict: tensors are cut with axes.take"),  # type: ignore[arg-type]
     (lambda: AXES.state(SMALL), "a part? give its window"),
     (lambda: AXES.load(MODEL, part()), "a part? give its window"),

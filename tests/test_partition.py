@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedrolex import FedrolexError, Recipe
 from fedrolex.core.streams import deck
-from fedrolex.runs import prepare
+from fedrolex.runs.prepare import prepare
 from fedrolex.tasks import Classification
 from fedrolex.tasks.partition import (
     Partition,
@@ -169,10 +169,10 @@ def test_rare_classes_stay_on_small_devices_in_a_dirichlet_draw(alpha: float, sm
 
 def test_a_small_device_is_small_compared_with_the_tasks_model() -> None:
     partition = "task.partition={name: labels, labels: 3, rare: [7, 8, 9], rare_capacity: 1/8}"
-    for server in (1, 2):
-        settings = ["task.width=16", partition, 'fleet.capacities=["1/2", "1/8"]', f"fleet.server={server}"]
+    for scale in (1, 2):
+        settings = ["task.width=16", partition, 'fleet.capacities=["1/2", "1/8"]', f"fleet.server_scale={scale}"]
         made = prepare(Recipe(device="cpu").with_settings(settings))
-        held = [bool((made.task.client(client).y >= 7).any()) for client in range(20)]
+        held = [bool((made.server.task.client(client).y >= 7).any()) for client in range(20)]
         assert held == [client % 2 == 1 for client in range(20)]
 
 
@@ -181,10 +181,10 @@ def test_capacities_correlated_with_the_data_from_a_recipe() -> None:
         ["task.width=8", "fleet.clients=20", "task.partition={name: labels, labels: 3, rare: [7, 8, 9]}"]
     )
     made = prepare(recipe)
-    assert isinstance(made.task, Classification)
+    assert isinstance(made.server.task, Classification)
     for client in range(20):
-        rare = bool((made.task.client(client).y >= 7).any())
-        assert not rare or made.fleet.capacity(client) <= 1 / 8
+        rare = bool((made.server.task.client(client).y >= 7).any())
+        assert not rare or made.server.fleet.capacity(client) <= 1 / 8
     assert "rare_accuracy" in made.evaluate()
     with pytest.raises(FedrolexError, match=r"needs fleet\.redrawn=false"):
         prepare(recipe.with_settings(["fleet.redrawn=true"]))

@@ -11,14 +11,13 @@ from rich.console import Console
 from told import told
 from typer.testing import CliRunner
 
-from fedrolex import MethodRecipe, Recipe
-from fedrolex.cli import train as commands
+from fedrolex import FedDF, Recipe, Run
+from fedrolex.cli import progress
 from fedrolex.cli.app import app
+from fedrolex.cli.progress import dropped
 from fedrolex.cli.results import show_results
-from fedrolex.cli.train import dropped
-from fedrolex.rounds.intake import LATE
 from fedrolex.runs.compare import alternatives
-from fedrolex.runs.run import Run
+from fedrolex.runs.training import LATE
 
 QUICK = ["task.width=4", "task.limit=200", "rounds=2", "compare=true", "device=cpu"]
 
@@ -72,7 +71,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_in_a_pipe_a_long_run_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "SILENCE", -1)
+    monkeypatch.setattr(progress, "SILENCE", -1)
     settings = [word for each in (*QUICK, "compare=false") for word in ("--set", each)]
     done = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "run"), *settings])
     assert "fedrolex, seed 1: round 1 of 2\n" in done.stderr
@@ -82,8 +81,8 @@ def test_in_a_pipe_a_long_run_says_where_it_is(tmp_path: Path, monkeypatch: pyte
 
 def test_sections_of_a_recipe_are_recipes() -> None:
     wrong: Any = {"name": "feddf"}
-    assert "give a MethodRecipe" in told(lambda: Recipe(method=wrong))
-    assert Recipe(method=MethodRecipe(name="feddf")).method.name == "feddf"
+    assert "give a Method, or start from plain words" in told(lambda: Recipe(method=wrong))
+    assert Recipe(method=FedDF()).method.name == "feddf"
 
 
 def test_a_comparison_is_on_the_same_data() -> None:

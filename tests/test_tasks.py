@@ -16,15 +16,29 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from fedrolex import FedrolexError, Recipe, Rolling, trace, train
+from fedrolex import (
+    Classification,
+    Examples,
+    FedrolexError,
+    Measure,
+    NextWord,
+    Recipe,
+    Rolling,
+    Training,
+    Upload,
+    prepare,
+    trace,
+    train,
+)
 from fedrolex.cli.app import app
-from fedrolex.clients.work import masked
+from fedrolex.clients.messages import MODEL
+from fedrolex.clients.visit import random_draws
+from fedrolex.core.registry import METRICS
 from fedrolex.data.vocabulary import Vocabulary
-from fedrolex.engines import Upload
-from fedrolex.engines.cpu.loop import random_draws
+from fedrolex.methods.averaging import find_label_axis
 from fedrolex.models import WordTransformer
-from fedrolex.runs import Training, prepare
-from fedrolex.tasks import Classification, Examples
+from fedrolex.tasks.masking import masked
+from fedrolex.tasks.metrics import top5, worst_class
 from fedrolex.tasks.partition import Partition
 from fedrolex.tasks.pixels import Pixels
 from fedrolex.tasks.words import token_loss, word_accuracies
@@ -70,43 +84,45 @@ def test_each_classifier_row_is_its_only_holders() -> None:
     made.engine.run = run  # type: ignore[method-assign]
     made.run_round()
     for client, sent in uploads.items():
-        held = made.task.client(client).y.unique()
+        held = made.server.task.client(client).y.unique()
         assert len(held) == 2
-        assert torch.equal(made.state["head.weight"][held], sent[held])
+        assert torch.equal(made.server.state[MODEL]["head.weight"][held], sent[held])
     plain = training(*settings)
     plain.run_round()
-    assert not torch.equal(plain.state["head.weight"], made.state["head.weight"])
+    assert not torch.equal(plain.server.state[MODEL]["head.weight"], made.server.state[MODEL]["head.weight"])
 
 
 def test_rows_nobody_holds_keep_their_value() -> None:
     made = training("task.partition={name: labels, labels: 1}", "method.rows=true", "fleet.cohort=2")
-    before = made.state["head.bias"].clone()
-    cohort = [member.client for member in made.fleet.members(0)]
+    before = made.server.state[MODEL]["head.bias"].clone()
+    cohort = [member.client for member in made.server.fleet.members(0)]
     made.run_round()
-    held = torch.cat([made.task.client(client).y.unique() for client in cohort])
+    held = torch.cat([made.server.task.client(client).y.unique() for client in cohort])
     absent = [label for label in range(10) if label not in held.tolist()]
-    assert torch.equal(made.state["head.bias"][absent], before[absent])
-    assert not torch.equal(made.state["head.bias"][held], before[held])
+    assert torch.equal(made.server.state[MODEL]["head.bias"][absent], before[absent])
+    assert not torch.equal(made.server.state[MODEL]["head.bias"][held], before[held])
 
 
 def test_masked_training_leaves_absent_rows_alone() -> None:
     made = training(
         "task.partition={name: labels, labels: 2}", "client.mask=zero", 'fleet.capacities=["1"]', "fleet.cohort=1"
     )
-    before = made.state["head.weight"].clone()
+    before = made.server.state[MODEL]["head.weight"].clone()
     made.run_round()
-    held = made.task.client(made.fleet.members(0)[0].client).y.unique()
-    assert [i for i in range(10) if not torch.equal(made.state["head.weight"][i], before[i])] == held.tolist()
+    held = made.server.task.client(made.server.fleet.members(0)[0].client).y.unique()
+    assert [
+        i for i in range(10) if not torch.equal(made.server.state[MODEL]["head.weight"][i], before[i])
+    ] == held.tolist()
 
 
 def test_rows_need_one_axis_of_classes() -> None:
-    made = training()
-    made.task = Classification(
-        "odd", made.task.build, Examples(torch.zeros(2, 1), torch.tensor([0, 77])),
+    server = training().server
+    server.task = Classification(
+        "odd", server.task.build, Examples(torch.zeros(2, 1), torch.tensor([0, 77])),
         Examples(torch.zeros(2, 1), torch.tensor([0, 77])), [torch.tensor([0])],
     )  # fmt: skip
     with pytest.raises(FedrolexError, match=r"method\.rows needs one axis for the 78 classes; the model has 0"):
-        made._find_label_axis()
+        find_label_axis(server, "method.rows")
 
 
 # --- augmentation ---
@@ -126,7 +142,7 @@ def test_a_word_decides_crop_and_flip_of_its_image(word: int, pad: int, flip: bo
 
 def test_inputs_are_standardised_or_from_0_to_1() -> None:
     def inputs(how: str) -> Tensor:
-        task = prepare(Recipe().with_settings([f"task.standardise={how}"])).task
+        task = prepare(Recipe().with_settings([f"task.standardise={how}"])).server.task
         assert isinstance(task, Classification)
         return task.inputs(task.train.x)
 
@@ -196,7 +212,7 @@ def test_global_and_local_accuracy_by_hand() -> None:
 def test_one_pass_over_the_test_set_is_enough() -> None:
     made = training("task.partition={name: labels, labels: 2}")
     calls: list[int] = []
-    made.model.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
+    made.server.main.module.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
     made.evaluate()
     assert sum(calls) == 450
 
@@ -279,8 +295,8 @@ WORDS = [
 def test_words_are_learned_and_only_what_is_sliced_is_cut(tmp_path: Path, cut: str) -> None:
     file = corpus(tmp_path / "users.jsonl")
     made = prepare(Recipe(device="cpu").with_settings([*WORDS, f"task.data={file}", f"task.slice={cut}"]))
-    assert made.task.clients == 27  # a tenth of the users is held out to test on
-    kinds = {axis.name for axis in made.axes.cut_axes}
+    assert made.server.task.clients == 27  # a tenth of the users is held out to test on
+    kinds = {axis.name for axis in made.server.main.axes.cut_axes}
     assert ("stream" in kinds, "inner0" in kinds, "qk0" in kinds) == {
         "attn": (False, False, True), "attn+ffn": (False, True, True), "all": (True, True, True)
     }[cut]  # fmt: skip
@@ -295,9 +311,9 @@ def test_words_are_learned_and_only_what_is_sliced_is_cut(tmp_path: Path, cut: s
 def test_fewer_clients_than_users_and_users_put_aside(tmp_path: Path) -> None:
     file = corpus(tmp_path / "users.jsonl")
     base = Recipe(device="cpu").with_settings([*WORDS, f"task.data={file}"])
-    assert prepare(base.with_settings(["fleet.clients=10"])).task.clients == 10
+    assert prepare(base.with_settings(["fleet.clients=10"])).server.task.clients == 10
     made = prepare(base.with_settings(["task.validation=0.2"]))
-    assert made.task.clients == 22
+    assert made.server.task.clients == 22
     assert "validation_accuracy" in made.evaluate()
     with pytest.raises(FedrolexError, match=r"fleet\.clients is 40; .* has 27 users to train: give fewer"):
         prepare(base.with_settings(["fleet.clients=40"]))
@@ -309,11 +325,11 @@ def test_rows_of_words_are_those_read_or_written(tmp_path: Path) -> None:
     """The embedding is tied: the begin mark is only read, and its row must be averaged all the same."""
     file = corpus(tmp_path / "users.jsonl")
     made = prepare(Recipe(device="cpu").with_settings([*WORDS, f"task.data={file}", "method.rows=true"]))
-    before = made.state["embedding.weight"].clone()
+    before = made.server.state[MODEL]["embedding.weight"].clone()
     made.run_round()
-    begin = made.task.classes - 2
-    assert not torch.equal(made.state["embedding.weight"][begin], before[begin])
-    assert torch.equal(made.state["embedding.weight"][0], before[0])
+    begin = made.server.task.classes - 2
+    assert not torch.equal(made.server.state[MODEL]["embedding.weight"][begin], before[begin])
+    assert torch.equal(made.server.state[MODEL]["embedding.weight"][0], before[0])
 
 
 def test_a_user_who_is_there_twice_is_refused(tmp_path: Path) -> None:
@@ -347,6 +363,42 @@ def test_an_empty_user_is_dropped_from_the_round_and_named(tmp_path: Path) -> No
     made = prepare(Recipe(device="cpu").with_settings(settings))
     row = made.run_round()
     assert list(row["dropped"].values()) == ["user nobody has no sentences: leave such users out"]
+
+
+# --- metrics ---
+
+
+def test_the_five_best_and_the_worst_class() -> None:
+    scores = torch.eye(8)[[0, 1, 2, 3]] + torch.linspace(0.5, 0, 8)
+    targets = torch.tensor([0, 1, 2, 6])
+    assert top5(scores, targets) == 0.75
+    assert top5(scores[:, :3], torch.tensor([0, 1, 2, 2])) == 1.0  # fewer than five classes
+    assert worst_class(scores, targets) == 0.0
+    assert worst_class(scores, torch.tensor([0, 1, 2, 3])) == 1.0
+    assert worst_class(scores, torch.tensor([0, 0, 2, 3])) == 0.5
+
+
+def test_metrics_are_measured_for_images_and_words_and_told_in_the_summary(tmp_path: Path) -> None:
+    done = train(Recipe(device="cpu", rounds=1, evaluation=Measure(metrics=["top5", "worst_class"])))
+    assert done.rows[0]["top5"] == done.summary["top5"]
+    assert done.summary["worst_class"] <= done.summary["global_accuracy"] <= done.summary["top5"]
+    file = corpus(tmp_path / "users.jsonl")
+    made = prepare(Recipe(device="cpu").with_settings([*WORDS, f"task.data={file}", "evaluation.metrics=[top5]"]))
+    task, model = made.server.task, made.server.main.module.eval()
+    assert isinstance(task, NextWord)
+    with torch.no_grad():
+        scores, words = model(task.test.x), task.test.y != 0
+    assert made.evaluate()["top5"] == pytest.approx(top5(scores[words], task.test.y[words]))
+
+
+def test_a_metric_that_fails_is_one_line() -> None:
+    @METRICS.register("broken, for a test")
+    def broken(outputs: Tensor, targets: Tensor) -> float:
+        raise KeyError("thing")
+
+    made = training("evaluation.metrics=['broken, for a test']")
+    with pytest.raises(FedrolexError, match="metric broken, for a test failed: KeyError: 'thing'"):
+        made.evaluate()
 
 
 # --- recipes and mixes ---
@@ -393,7 +445,7 @@ def test_every_recipe_is_complete(name: str) -> None:
             "fleet.capacities is 'rho:2': use a list, uniform, income, rho:SHARE or gamma:FACTOR",
         ),
         (["fleet.capacities=incom"], "fleet.capacities is 'incom'"),
-        (["task=texts"], "task.name is 'texts': use one of images, words"),
+        (["task=texts"], "task.name is 'texts': use one of images, words, or package.module:Name of your own"),
         (["task.partition=dirichlet", "task.partition.alpha=0"], "task.partition.alpha is 0.0: give a number above 0"),
         (["task.partition={name: heterofl, labels: 11}", "fleet.clients=20"], "11 labels a client of 10 classes"),
         (["task.partition={name: shards, rare: [1]}"], "task.partition.rare needs a partition that can follow it"),
@@ -415,7 +467,7 @@ def test_every_recipe_is_complete(name: str) -> None:
         (["fleet.capacities=rho:1e99999999"], "fleet.capacities is 'rho:1e99999999'"),
         (["fleet.capacities=['1e-99999999']"], "capacity '1e-99999999' is not a number"),
         ([r'task.data="a\0b"'], "recipe key task.data is"),
-        (["task.width=100000000"], "the model cannot be made"),
+        (["task.width=100000000000"], "the model cannot be made"),
         (["client.milestones=[-1]"], "client.milestones is [-1]"),
         (["fleet.trace=[[0]]", "quorum=2", "rounds=1"], None),
     ],
