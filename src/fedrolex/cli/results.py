@@ -49,8 +49,9 @@ def show_results(screen: Console, results: list[dict[str, Any]], metrics: Sequen
         table.add_row(*cells)
     screen.print(table)
     for result in results:
-        if "submodels" in result:
-            sizes = ", ".join(f"{capacity}: {value:.1%}" for capacity, value in result["submodels"].items())
+        measured = result.get("submodels")
+        if measured:
+            sizes = ", ".join(f"{capacity}: {value:.1%}" for capacity, value in measured.items())
             screen.print(f"sub-models of {result['method']}, global accuracy: {sizes}", highlight=False)
     first = results[0]
     remarks = [f"batch norm statistics: {first['statistics']}"] if first.get("statistics") else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from fedrolex.slicing.windows import exact
 from fedrolex.tasks.partition import Affinity, Partition, by_label, dirichlet, even, heterofl, rare_classes, shards
 
 PARTITIONS = ("iid", "labels", "heterofl", "dirichlet", "shards")
+FOLLOWING = ("iid", "labels", "dirichlet")  # can give classes to some clients rather than others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,9 @@ class PartitionRecipe:
             raise FedrolexError(f"task.partition.alpha is {self.alpha}: give a number above 0, at most 1e9")
         if self.smallest < 0:
             raise FedrolexError(f"task.partition.smallest is {self.smallest}: give 0 or more")
-        if self.rare and self.name in ("heterofl", "shards"):
+        if self.rare and self.name not in FOLLOWING:
             raise FedrolexError(
-                f"task.partition.rare needs a partition that can follow it (iid, labels, dirichlet), not {self.name}"
+                f"task.partition.rare needs a partition that can follow it ({', '.join(FOLLOWING)}), not {self.name}"
             )
 
     def split(
@@ -58,18 +60,17 @@ class PartitionRecipe:
     ) -> tuple[Partition, Partition | None]:
         """Rows of the training examples for each client and, where the partition has them, of the test set."""
         who, affinity = fleet.clients, self._affinity(classes, fleet, scale)
-        match self.name:
-            case "heterofl":
-                return heterofl(y, test_y, classes, who, self.labels, seed)
-            case "labels":
-                return by_label(y, classes, who, self.labels, seed, affinity), None
-            case "dirichlet":
-                return dirichlet(
-                    y, who, self.alpha, seed, smallest=self.smallest, balanced=self.balanced, affinity=affinity
-                ), None
-            case "shards":
-                return shards(y, who, self.labels, seed), None
-        return even(y, who, seed, affinity), None
+        kinds: dict[str, Callable[[], Partition | tuple[Partition, Partition]]] = {
+            "iid": lambda: even(y, who, seed, affinity),
+            "labels": lambda: by_label(y, classes, who, self.labels, seed, affinity),
+            "heterofl": lambda: heterofl(y, test_y, classes, who, self.labels, seed),
+            "dirichlet": lambda: dirichlet(
+                y, who, self.alpha, seed, smallest=self.smallest, balanced=self.balanced, affinity=affinity
+            ),
+            "shards": lambda: shards(y, who, self.labels, seed),
+        }
+        found = kinds[self.name]()
+        return found if isinstance(found, tuple) else (found, None)
 
     def _affinity(self, classes: int, fleet: Fleet, scale: int) -> Affinity | None:
         if not self.rare:

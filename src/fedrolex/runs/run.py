@@ -202,7 +202,7 @@ class Run:
         sent = sum(row["bytes_down"] + row["bytes_up"] for row in rows)
         server, method = training.server, training.method
         members = sum(len(server.fleet.members(round)) for round in range(recipe.rounds))
-        own = [short(name) for name in recipe.evaluation.metrics]
+        own = ["submodels", *(short(name) for name in recipe.evaluation.metrics)]
         summary = {
             "method": method.name,
             "rounds": recipe.rounds,
@@ -210,7 +210,6 @@ class Run:
             "task": server.task.name,
             **{key: last[key] for key in last if key.endswith("accuracy") or "accuracy_" in key or key in own},
             "statistics": last.get("statistics"),
-            **({"submodels": last["submodels"]} if "submodels" in last else {}),
             "best_global_accuracy": max(row["global_accuracy"] for row in (*rows, last) if "global_accuracy" in row),
             **server.task.facts(),
             "bytes": sent,
