@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -34,10 +34,6 @@ class Code:
         """A program's code for these widths."""
         graph = program.graph(widths)
         return Code(graph, compiled(graph), inputs, program.captured.out_spec, program.captured.limits)
-
-    def rewritten(self, graph: fx.Graph) -> Code:
-        """Code of another graph that is called in the same way."""
-        return replace(self, graph=graph, function=compiled(graph))
 
     def flat(self, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """The outputs one after the other."""

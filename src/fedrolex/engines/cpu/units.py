@@ -14,8 +14,8 @@ from fedrolex.clients.visit import Visit
 from fedrolex.engines.stacking import filling
 from fedrolex.engines.visits import steps_of
 
-STACKED_PARAMETERS = 2**18  # up to which clients are worth a stack
-FEWEST, MOST = 3, 10  # clients of a stack
+STACKED_VALUES = 2**12  # of a parameter on average, up to which clients are worth a stack
+FEWEST, MOST = 4, 10  # clients of a stack
 BASE = 200_000  # what a step costs beside its parameters, in parameters
 SHARED = 0.8  # how much of every core a step that all workers share makes use of
 
@@ -48,10 +48,11 @@ class Unit:
 def units_of(plan: RoundPlan, visits: Sequence[Visit], workers: int, alone: Collection[Kind] = ()) -> list[Unit]:
     """A cohort as units of work, the longest first; clients of a kind in ``alone`` are not stacked.
 
-    Stacked are clients of one network and widths with at most :data:`STACKED_PARAMETERS` parameters and no buffers, of
-    which there are at least :data:`FEWEST`; they hold the same number of examples each, or short batches may be filled
-    up. Stacks of one kind are of almost equal size, and as many of them as a multiple of ``workers``, where that leaves
-    them large enough.
+    Stacked are clients of one network and widths, of which there are at least :data:`FEWEST`. The network has no
+    buffers, and its parameter tensors have at most :data:`STACKED_VALUES` values each on average: operations on so few
+    values cost more to call than to do. The clients hold the same number of examples each, or short batches may be
+    filled up. Stacks of one kind are of almost equal size, and as many of them as a multiple of ``workers``, where that
+    leaves them large enough.
     """
     filled = {name: _filling(plan, name) for name in {visit.job.network for visit in visits}}
     groups: dict[tuple[Kind, int], list[Visit]] = {}
@@ -61,8 +62,8 @@ def units_of(plan: RoundPlan, visits: Sequence[Visit], workers: int, alone: Coll
     units = []
     for (kind, _), group in groups.items():
         parameters = plan.axes(group[0].job).parameters(group[0].job.window)
-        small = parameters <= STACKED_PARAMETERS and _has_no_buffers(plan.networks[kind[0]])
-        parts = parts_of(len(group), workers) if small and kind not in alone else len(group)
+        stackable = kind not in alone and _is_stackable(plan.networks[kind[0]], parameters)
+        parts = parts_of(len(group), workers) if stackable else len(group)
         longest_first = sorted(group, key=lambda visit: (-steps_of(visit), -len(visit.examples)))
         ends = [len(group) * part // parts for part in range(parts + 1)]
         units += [Unit(kind, longest_first[a:b], parameters, filled[kind[0]]) for a, b in pairwise(ends)]
@@ -102,5 +103,6 @@ def _filling(plan: RoundPlan, network: str) -> int | None:
     return None if has_dropout(plan.networks[network].module) else filling(plan, network)
 
 
-def _has_no_buffers(network: Network) -> bool:
-    return next(network.module.buffers(), None) is None
+def _is_stackable(network: Network, parameters: int) -> bool:
+    tensors = sum(layout.role == "parameter" for layout in network.axes.tensors.values())
+    return parameters <= STACKED_VALUES * tensors and next(network.module.buffers(), None) is None
