@@ -18,17 +18,17 @@ from pathlib import Path
 
 import torch
 
-from fedrolex.cli.train import find_recipe
-from fedrolex.runs import prepare
+from fedrolex.recipes.library import find_recipe
+from fedrolex.runs.prepare import prepare
 from fedrolex.runs.run import environment
 
 METHODS = ("fedrolex", "heterofl", "fed_dropout")
-ENGINES = ("auto", "loop", "stack", "crew", "graph")
+ENGINES = ("auto", "loop", "crew", "graph", "lanes", "ragged")
 
 
 def accuracy(method: str, engine: str, seed: int, rounds: int) -> float:
     """In percent, after the last round."""
-    settings = [f"method={method}", f"engine={engine}", f"seed={seed}", f"rounds={rounds}", "compare=false"]
+    settings = [f"method={method}", f"engine={engine}", f"seed={seed}", f"rounds={rounds}", "callbacks=[]"]
     made = prepare(find_recipe("digits").with_settings([*settings, "task.model=preresnet18", "task.width=16"]))
     for _ in range(rounds):
         made.run_round()
@@ -49,8 +49,9 @@ def main() -> None:
         parser.error(f"--seeds {options.seeds}: give at least 2, for an error of the mean")
     if options.rounds < 1 or options.at_once < 1:
         parser.error("--rounds and --at-once are at least 1")
-    if "graph" in options.engines and not cuda:
-        parser.error("the engine graph needs a CUDA device")
+    wrong = next((engine for engine in options.engines if engine in ENGINES[3:] and not cuda), None)
+    if wrong is not None:
+        parser.error(f"the engine {wrong} needs a CUDA device")
     if options.out is not None and not options.out.resolve().parent.is_dir():
         parser.error(f"--out {options.out}: there is no such folder")
     first, second = options.engines
