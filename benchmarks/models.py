@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -123,9 +124,9 @@ def run_of(name: str, batch: int, options: argparse.Namespace) -> Training:
     build, data = MODELS[name]
     examples = data(CLIENTS * options.steps * batch)
     task = Task.split(build, examples, data(CLASSES), CLIENTS, name=name)
-    recipe = Recipe(device=options.device, precision=options.precision, engine="loop", callbacks=[]).with_settings(
-        [f"client.batch={batch}", f"fleet.clients={CLIENTS}", f"fleet.cohort={CLIENTS}", "client.lr=0.01"]
-    )
+    recipe = Recipe(
+        device=options.device, precision=options.precision, engine="loop", callbacks=["drift"]
+    ).with_settings([f"client.batch={batch}", f"fleet.clients={CLIENTS}", f"fleet.cohort={CLIENTS}", "client.lr=0.01"])
     return prepare(recipe, task)
 
 
@@ -225,8 +226,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=[10, 32])
     parser.add_argument("--engines", default="loop,graph", help="in this order; speedups are over the first")
-    parser.add_argument("--steps", type=int, default=20, help="of a client in a round")
-    parser.add_argument("--rounds", type=int, default=7, help="timed, of each engine")
+    parser.add_argument("--steps", type=int, default=30, help="of a client in a round")
+    parser.add_argument("--rounds", type=int, default=5, help="timed, of each engine")
+    parser.add_argument("--queues", type=int, default=32, help="of the driver to the GPU; its own default is 8")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--top", type=int, default=12, help="kernels that --profile prints")
     options = parser.parse_args()
@@ -236,12 +238,14 @@ def main() -> None:
         parser.error(f"--engines: there is no {unknown!r}: use some of {','.join(ENGINES)}")
     if min(options.batches) < 2 or options.steps < 1 or options.rounds < 1:
         parser.error("give at least 2 to --batches, and 1 to --steps and --rounds")
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(options.queues)  # read when CUDA starts
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here: use --device cpu, to try this script")
     figures: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(0) if options.device == "cuda" else None,
         "torch": torch.__version__,
         "precision": options.precision,
+        "queues": options.queues,
         "clients": CLIENTS,
         "steps": options.steps,
     }
