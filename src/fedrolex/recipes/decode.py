@@ -156,6 +156,8 @@ _NO = object()
 
 def _convert(hint: Any, value: Any) -> Any:
     """``value`` as ``hint``, or _NO; numbers may stand for strings (a capacity of 1), integers for floats."""
+    if hint is Any:
+        return value
     origin = typing.get_origin(hint)
     if len(options := _options(hint)) > 1:
         return next((found for option in options if (found := _convert(option, value)) is not _NO), _NO)
