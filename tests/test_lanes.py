@@ -178,5 +178,6 @@ def test_dropout_draws_what_it_draws_in_loop() -> None:
 
 @pytest.mark.parametrize("engine", [Lanes, Graph])
 def test_without_a_gpu_it_is_refused(engine: Any) -> None:
-    with pytest.raises(FedrolexError, match="needs a CUDA device: use auto, loop or crew on a CPU"):
+    said = f"engine {engine.__name__.lower()} needs a CUDA device: use auto, loop or crew on a CPU"
+    with pytest.raises(FedrolexError, match=said):
         engine(device=torch.device("cpu"))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from fedrolex.clients.messages import Failure, RoundPlan, Upload
+from fedrolex.clients.slot import Precision
 from fedrolex.engines.gpu.lanes import Lanes
 from fedrolex.engines.gpu.ragged import Ragged
 from fedrolex.engines.gpu.stacked import Stacked
-from fedrolex.engines.gpu.waves import Waves
+from fedrolex.engines.gpu.waves import Waves, refuse_cpu
 from fedrolex.rounds.engine import Averaged, Engine
 
 WAYS: tuple[type[Waves], ...] = (Ragged, Stacked, Lanes)
@@ -20,14 +23,27 @@ class Graph(Engine):
     """Trains a round by the first of :data:`WAYS` that supports it.
 
     Args:
-        options: of every way, see :class:`~fedrolex.engines.gpu.waves.Waves`.
+        precision, device, rehearsed, options: of every way, see :class:`~fedrolex.engines.gpu.waves.Waves`.
+
+    Attributes:
+        ways: all of them, with what each keeps on the device.
+        way: the one that trained the last round.
     """
 
     shares_process = True
 
-    def __init__(self, **options: Any) -> None:
-        self.ways = [way(**options) for way in WAYS]
-        super().__init__(precision=self.ways[0].precision, device=self.ways[0].device)
+    def __init__(
+        self,
+        *,
+        precision: Precision = "fp32",
+        device: torch.device | None = None,
+        rehearsed: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(precision=precision, device=device)
+        if not rehearsed:
+            refuse_cpu(self)
+        self.ways = [way(precision=precision, device=device, rehearsed=rehearsed, **options) for way in WAYS]
         for way in self.ways:
             way.neighbours = [other for other in self.ways if other is not way]
         self.way: Waves | None = None
@@ -43,6 +59,7 @@ class Graph(Engine):
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients."""
+        self.together = False
         self.way = next((way for way in self.ways if way.supports(plan) is None), self.ways[-1])
         for answer in self.way.run(plan):
             self.together = self.way.together

@@ -48,9 +48,8 @@ class Waves(Engine):
         rehearsed: bool = False,
     ) -> None:
         super().__init__(precision=precision, device=device)
-        if self.device.type != "cuda" and not rehearsed:
-            name = getattr(type(self), "name", type(self).__name__.lower())
-            raise FedrolexError(f"engine {name} needs a CUDA device: use auto, loop or crew on a CPU")
+        if not rehearsed:
+            refuse_cpu(self)
         self.most = most
         self.neighbours: Sequence[Waves] = ()
         self._allocated = 0
@@ -158,6 +157,13 @@ class Waves(Engine):
         while len(self._streams) <= number % POOL:
             self._streams.append(STREAMS.take(self.device))
         return self._streams[number % POOL]
+
+
+def refuse_cpu(engine: Engine) -> None:
+    """Raise where an engine that needs a GPU has none."""
+    if engine.device.type != "cuda":
+        name = getattr(type(engine), "name", type(engine).__name__.lower())
+        raise FedrolexError(f"engine {name} needs a CUDA device: use auto, loop or crew on a CPU")
 
 
 def _give_back(streams: list[Any]) -> None:
