@@ -45,7 +45,7 @@ class Graph(Engine):
             refuse_cpu(self)
         self.ways = [way(precision=precision, device=device, rehearsed=rehearsed, **options) for way in WAYS]
         for way in self.ways:
-            way.neighbours = [other for other in self.ways if other is not way]
+            way.neighbours.update(other for other in self.ways if other is not way)
         self.way: Waves | None = None
 
     def supports(self, work: RoundPlan) -> str | None:

@@ -51,7 +51,7 @@ class Waves(Engine):
         if not rehearsed:
             refuse_cpu(self)
         self.most = most
-        self.neighbours: Sequence[Waves] = ()
+        self.neighbours: weakref.WeakSet[Waves] = weakref.WeakSet()
         self._allocated = 0
         self._made_for: tuple[object, ...] = ()
         self._streams: list[Any] = []
