@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small import hand_made
 from torch import Tensor
 
-from fedrolex import Axes, FedrolexError, Fold, Links, Random, Rolling, Static, Window
+from fedrolex import Axes, FedrolexError, Fold, Random, Rolling, Static, Window
 from fedrolex.slicing import WHOLE, Arc, pick
 
 MATRIX = hand_made(
@@ -139,16 +139,6 @@ def test_change_is_what_a_server_optimiser_steps_along() -> None:
     fold = Fold(axes, base)
     fold.add(0, {"v": torch.tensor([5.0, 5.0])}, Window({"k": Arc(1, 2, 4)}))
     assert fold.change()["v"].tolist() == [0.0, 3.0, 2.0, 0.0]
-
-
-def test_missing_links_stay_zero() -> None:
-    axes = hand_made({"out": 4, "in": 4}, {"w": ["out", "in"], "b": ["out"]})
-    links = Links(["1/2", "1/2"])
-    base = base_of(axes)
-    links.unlink(axes, base)
-    fold = Fold(axes, base, links=links)
-    fold.add(0, {"w": torch.ones(4, 4), "b": torch.ones(4)}, WHOLE)
-    assert fold.average()["w"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
 
 
 def test_the_cut_memory_layout_does_not_matter() -> None:

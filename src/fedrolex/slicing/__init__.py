@@ -13,7 +13,6 @@ In short::
 from fedrolex.slicing.axes import Axes, Axis, Note, TensorLayout
 from fedrolex.slicing.fold import Fold
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref
-from fedrolex.slicing.links import Links
 from fedrolex.slicing.published import RandomMiswired
 from fedrolex.slicing.schemes import Blocks, Ordered, Random, Rolling, Scheme, Select, Static, spread
 from fedrolex.slicing.trace import Hints, trace
@@ -30,7 +29,6 @@ __all__ = [
     "Fold",
     "Hints",
     "Layout",
-    "Links",
     "Note",
     "Ordered",
     "Pick",

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.layout import Fixed, Layout
-from fedrolex.slicing.links import Links
 from fedrolex.slicing.regions import Region, regions
 from fedrolex.slicing.windows import WHOLE, Rounding, Window, exact, width
 
@@ -251,11 +250,10 @@ class Axes:
 
     # --- modules ---
 
-    def cut(self, model: nn.Module, window: Window, links: Links | None = None) -> nn.Module:
+    def cut(self, model: nn.Module, window: Window) -> nn.Module:
         """A real, smaller module: the sub-network of ``model`` on the window's indices.
 
-        It is in training mode, as every new module is. Weights between blocks that ``links`` leaves
-        unconnected are zero in it and stay zero while it trains.
+        It is in training mode, as every new module is.
         """
         if self.build is None:
             raise FedrolexError(
@@ -267,8 +265,6 @@ class Axes:
         _match(module, model)
         self.load(module, state, window)
         module.train()
-        if links is not None:
-            links.hold(self, module, window)
         return module
 
     def load(self, module: nn.Module, state: Mapping[str, Tensor], window: Window = WHOLE) -> None:

@@ -21,7 +21,6 @@ from torch import Tensor
 from fedrolex.core.errors import FedrolexError
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.layout import Layout, refs
-from fedrolex.slicing.links import Links
 from fedrolex.slicing.regions import regions
 from fedrolex.slicing.windows import Span, Window, pick
 
@@ -52,7 +51,6 @@ class Fold:
         order: client ids in the order to fold them in. Updates that arrive before their turn wait, so
             that the result does not depend on the order of arrival; memory is then the model plus
             what waits.
-        links: blocks without weights between them: those positions end up zero.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class Fold:
         normaliser: Normaliser = "per_position",
         expected: Weight | None = None,
         order: Sequence[Hashable] | None = None,
-        links: Links | None = None,
     ) -> None:
         if normaliser not in ("per_position", "cohort", "expected"):
             raise FedrolexError(f"normaliser {normaliser!r} is unknown: use per_position, cohort or expected")
@@ -75,7 +72,6 @@ class Fold:
         self._integers = {name: tensor for name, tensor in base.items() if name not in self.base}
         self.normaliser = normaliser
         self.expected = expected
-        self.links = links
         self.clients: list[Hashable] = []
         self._sums = {name: _zeros(tensor, tensor.shape) for name, tensor in self.base.items()}
         self._counts = {name: _zeros(tensor, self._count_shape(name)) for name, tensor in self.base.items()}
@@ -288,8 +284,6 @@ class Fold:
             raise FedrolexError(f"client {late[0]!r} has not reported: add its update, or skip it")
         with torch.no_grad():
             new = {name: self._average(name) for name in self.base}
-            if self.links is not None:
-                self.links.unlink(self.axes, new)
         self._sums.clear()
         self._new = {**new, **{name: tensor.clone() for name, tensor in self._integers.items()}}
         return self._new

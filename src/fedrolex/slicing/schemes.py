@@ -16,7 +16,6 @@ from typing import Literal
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.streams import sample
 from fedrolex.slicing.axes import Axes, Axis
-from fedrolex.slicing.links import Links
 from fedrolex.slicing.windows import Arc, Pick, Rounding, Span, Window, exact, pick, width
 
 
@@ -26,11 +25,9 @@ class Scheme(ABC):
 
     Attributes:
         rounding: whether ⌊βK⌋ or ⌈βK⌉ indices are held; never fewer than one.
-        links: blocks of the axes that have no weights between them, or None where all is connected.
     """
 
     rounding: Rounding = "floor"
-    links: Links | None = None
 
     def __post_init__(self) -> None:
         if self.rounding not in ("floor", "ceil"):

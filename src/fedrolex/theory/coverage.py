@@ -83,8 +83,6 @@ def coverage(
         if progress is not None:
             progress(round + 1)
     every = {name: counts[first] for first, names in groups.items() for name in names}
-    if scheme.links is not None:
-        _leave_out(axes, scheme, every)
     return _summary(axes, every, nodes, rounds, len(betas))
 
 
@@ -156,23 +154,13 @@ def _count_shape(axes: Axes, name: str) -> tuple[int, ...]:
     return tuple(n if _has_axis(dim) else 1 for dim, n in zip(dims, axes.shape(name), strict=True))
 
 
-def _leave_out(axes: Axes, scheme: Scheme, counts: dict[str, Tensor]) -> None:
-    """Weights that do not exist are neither reached nor missed."""
-    assert scheme.links is not None
-    for name, mask in scheme.links.masks(axes).items():
-        if name in counts:
-            dims = [d for d, n in enumerate(counts[name].shape) if n == 1]
-            exists = mask.float().amax(dims, keepdim=True) if dims else mask.float()
-            counts[name] = counts[name].masked_fill(exists == 0, torch.nan)
-
-
 def _summary(axes: Axes, counts: dict[str, Tensor], nodes: dict[str, Tensor], rounds: int, clients: int) -> Coverage:
     reached = total = 0.0
     matrices = torch.zeros(4, dtype=torch.float64)  # reached, positions, updates, squared updates
     by_tensor: dict[str, float] = {}
     for name, kept in counts.items():
         repeat = prod(axes.shape(name)) / kept.numel()
-        count = kept[~kept.isnan()].double()
+        count = kept.double()
         found = (
             torch.stack([(count > 0).sum(), torch.tensor(count.numel()), count.sum(), count.square().sum()]) * repeat
         )
