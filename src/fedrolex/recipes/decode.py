@@ -95,12 +95,11 @@ def _value(field: Field[Any], hint: Any, value: Any, where: str) -> Any:
     section = next((option for option in options if is_dataclass(option)), None)
     if section is not None:
         return from_plain(section, value, where, _default(field))
-    for option in options:
-        if typing.get_origin(option) is typing.Literal and isinstance(value, str):
-            one_of(where, value, typing.get_args(option))
-        found = _convert(option, value)
-        if found is not _NO:
-            return found
+    if typing.get_origin(options[0]) is typing.Literal and isinstance(value, str):
+        one_of(where, value, typing.get_args(options[0]))
+    found = _convert(hint, value)
+    if found is not _NO:
+        return found
     wanted = " or ".join(_in_words(option) for option in options)
     raise FedrolexError(f"recipe key {where} is {reprlib.repr(value)} ({type(value).__name__}): expected {wanted}")
 
@@ -160,7 +159,8 @@ def _convert(hint: Any, value: Any) -> Any:
         return value
     origin = typing.get_origin(hint)
     if len(options := _options(hint)) > 1:
-        return next((found for option in options if (found := _convert(option, value)) is not _NO), _NO)
+        exact = sorted(options, key=lambda option: option is not type(value))
+        return next((found for option in exact if (found := _convert(option, value)) is not _NO), _NO)
     if origin is typing.Literal:
         return value if value in typing.get_args(hint) else _NO
     if hint is type(None):
