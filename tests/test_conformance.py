@@ -140,6 +140,15 @@ def test_updates_and_metrics_are_the_same(method: str, engine: str, device: str)
     }
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gpu_gives_what_a_cpu_gives(method: str) -> None:
+    """Methods whose work no other engine runs are trained on a GPU, too."""
+    (wanted, row), (found, now) = by_loop("cpu", method), by_loop("cuda", method)
+    alike(wanted, {name: tensor.cpu() for name, tensor in found.items()}, 2e-2)
+    assert now["train_loss"] == pytest.approx(row["train_loss"], rel=1e-2)
+
+
 def test_every_method_is_here() -> None:
     own = {name for name, origin in REGISTERED_METHODS.origins().items() if origin == "fedrolex"}
     assert {settings[0].partition("=")[2] for settings in METHODS.values()} == own

@@ -69,7 +69,7 @@ def stop_at(round: int, error: BaseException) -> Callable[[dict[str, Any]], None
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(method: str, tmp_path: Path) -> None:
-    recipe = Recipe(device="cpu").with_settings([*SMALL, *METHODS[method], "rounds=4", "checkpoint_every=2"])
+    recipe = Recipe(device="cpu").with_settings([*SMALL, *METHODS[method], "rounds=3", "checkpoint_every=2"])
     whole, broken = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "broken", recipe)
     whole.go(prepare(recipe))
     with pytest.raises(RuntimeError, match="killed"):
@@ -78,20 +78,30 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(method: str, tmp_pat
     same_files(whole, broken)
 
 
+class Seen(Callback):
+    """Shows the training of a run."""
+
+    training: Training
+
+    def begin(self, training: Training, folder: Path | None) -> None:
+        self.training = training
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_from_python_a_trained_model_comes_back(method: str) -> None:
     """Its accuracy is the one that was measured; where everyone trains one width, of that part of the model."""
     recipe = Recipe(device="cpu").with_settings([*SMALL, *METHODS[method], "rounds=2", "evaluation.batch=300"])
-    done = train(recipe)
-    again = prepare(recipe)
-    task, model, how = again.server.task, done.model, again.method
+    seen = Seen()
+    done = train(recipe, callbacks=[seen])
+    server, how, model = seen.training.server, seen.training.method, done.model
+    task = server.task
     assert isinstance(task, Classification)
     if method == "fedgkt":  # the server's part takes feature maps, which clients' first layers make
         assert model(torch.zeros(2, MAPS, 8, 8)).shape == (2, 10)
         return
     if isinstance(how, OneSize):
-        (width,) = how.sizes(again.server)
-        model = done.axes.cut(model, again.server.window(0, width))
+        (width,) = how.sizes(server)
+        model = done.axes.cut(model, server.window(0, width))
     right = (model.eval()(task.inputs(task.test.x)).argmax(1) == task.test.y).double().mean()
     assert float(right) == pytest.approx(done.summary["global_accuracy"])
 
