@@ -42,14 +42,20 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedrolex import Classification, Examples, FedrolexError, Recipe
-from fedrolex.engines import Auto, Crew, Engine, Graph, Loop, Stack
+from fedrolex import ENGINES, Classification, Examples, FedrolexError, Recipe, Training, prepare
+from fedrolex.clients.messages import MODEL
+from fedrolex.engines.gpu.graph import Graph
+from fedrolex.engines.gpu.ragged import Ragged
+from fedrolex.engines.gpu.sharing import GATE, own_stream
+from fedrolex.engines.gpu.stacked import Stacked
 from fedrolex.models import LeNet, preresnet18
-from fedrolex.runs import Training, prepare
+from fedrolex.rounds.engine import Engine
 from fedrolex.runs.side_by_side import QUEUES
 from fedrolex.tasks.partition import Partition
 from fedrolex.tasks.pixels import Pixels
 
+ON_CPU = ("loop", "crew", "auto")
+ON_GPU = ("loop", "graph", "ragged", "stacked", "lanes")
 FLOOR = 0.93  # milliseconds of a cohort step where batch size costs nothing: ten clients in batches of 500, H200
 
 
@@ -88,15 +94,23 @@ def word_cohort(recipe: Recipe) -> Training:
     return prepare(recipe.with_settings([f"task.data={file}"]))
 
 
+def engine_for(name: str, precision: Any, made: Training) -> Engine:
+    """An engine by name, for a run's device."""
+    found: Engine = ENGINES.find(name)(precision=precision, device=made.server.device)
+    return found
+
+
 def timed(made: Training, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of the engine's work and of the rest, round by round."""
     engine: Engine = made.engine
     spent: list[float] = []
 
-    class Clock:
-        @property
-        def together(self) -> bool:
-            return engine.together
+    class Clock(Engine):
+        def supports(self, work: Any) -> str | None:
+            return engine.supports(work)
+
+        def average(self, *answers: Any) -> Any:
+            return engine.average(*answers)
 
         def run(self, plan: Any) -> Any:
             wait()
@@ -105,6 +119,7 @@ def timed(made: Training, rounds: int) -> tuple[list[float], list[float]]:
             first = next(answers)  # graph trains the whole cohort before its first answer
             wait()
             total = time.perf_counter() - start
+            self.together = engine.together
             yield first
             while True:
                 start = time.perf_counter()
@@ -116,7 +131,7 @@ def timed(made: Training, rounds: int) -> tuple[list[float], list[float]]:
                 yield answer
             spent.append(total)
 
-    made.engine = Clock()
+    made.engine = Clock(precision=engine.precision, device=engine.device)
     whole = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -137,9 +152,9 @@ def in_turn(engines: Mapping[str, tuple[Training, Callable[[Training], Engine]]]
         start = time.perf_counter()
         timed(made, 1)
         figures[f"{name}_first_round_seconds"] = round(time.perf_counter() - start, 2)
-        if isinstance(made.engine, Auto) and made.engine.choice is not None:
-            figures[f"{name}_choice"] = str(made.engine.choice)
-            print(f"{name}: {made.engine.choice} ({made.engine.choice.why})")
+        if name == "auto":
+            figures["auto_choice"] = type(made.engine).__name__.lower()
+            print(f"auto: {figures['auto_choice']}")
     for _ in range(rounds):
         for name, (made, _) in engines.items():
             train, rest = timed(made, 1)
@@ -170,17 +185,17 @@ def cpu_floor(made: Training) -> dict[str, float]:
         a @ a
         best = min(best, time.perf_counter() - start)
     speed = 2 * 2048**3 / best
-    plan, of_one = made._plan(), dict[Fraction, float]()
+    plan, of_one = made.plan(made.method.jobs(made.server, made.server.round)), dict[Fraction, float]()
     work = 0.0
     for job in plan.jobs:
         data = plan.task.client(job.client)
         if job.capacity not in of_one:
-            module = plan.axes.cut(made.model, job.window).train()
-            x = plan.task.inputs(data.x[: plan.client.batch])
+            module = plan.axes(job).cut(plan.networks[job.network].module, job.window).train()
+            x = plan.task.inputs(data.x[: plan.work.batch])
             with FlopCounterMode(display=False) as counter:
-                plan.task.loss(module(x), data.y[: plan.client.batch]).backward()
+                plan.task.loss(module(x), data.y[: plan.work.batch]).backward()
             of_one[job.capacity] = counter.get_total_flops() / len(x)
-        work += of_one[job.capacity] * len(data) * plan.client.epochs
+        work += of_one[job.capacity] * len(data) * plan.work.epochs
     return {
         "gflop": round(work / 1e9, 1),
         "product_gflops": round(speed / 1e9, 1),
@@ -210,9 +225,14 @@ def rounds_of(made: Training, rounds: int) -> list[float]:
 def parts_of(made: Training, rounds: int) -> dict[str, float]:
     """Milliseconds of the parts of a round, median: load, train, fold, other; and of an evaluation."""
     engine: Any = made.engine
-    inner = engine._ragged if engine._ragged is not None and engine._at_rest is not None else engine._batched
+    way = engine.way if isinstance(engine, Graph) else engine
     spent: dict[str, list[float]] = {"load": [], "train": [], "fold": []}
-    names = {"load": ("_start", "_fill"), "train": ("_train",)}
+    inner: Any = way.places[MODEL] if isinstance(way, Ragged) else way
+    names = {"load": ["_load"], "train": ["_train"]}  # lanes fill in the data as they train
+    if isinstance(way, Ragged):
+        names = {"load": ["start", "fill"], "train": ["launch", "join"]}
+    elif isinstance(way, Stacked):
+        names["load"].append("_fill")
 
     def watched(what: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
@@ -278,10 +298,10 @@ def seeds_together(makes: list[Callable[[], Training]], rounds: int) -> float:
     made = [make() for make in makes]
 
     def train(one: Training) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with own_stream(one.server.device):
             for _ in range(rounds):
                 one.run_round()
-            torch.cuda.current_stream().synchronize()
+                GATE.pause()
 
     with ThreadPoolExecutor(len(made)) as pool:
         list(pool.map(train, made))  # compile and capture
@@ -305,20 +325,21 @@ def on_gpu(options: argparse.Namespace, makes: Mapping[str, Callable[[], Trainin
         figures[f"{name}_round_ms"] = round(statistics.median(whole), 1)
         figures[f"{name}_round_range_ms"] = [round(min(whole), 1), round(max(whole), 1)]
         figures[f"{name}_utilisation_percent"] = round(statistics.mean(seen[1:]), 1) if len(seen) > 1 else None
-        if name == "graph":
+        if name != "loop":
             figures |= {f"{name}_{part}": ms for part, ms in parts_of(made, options.rounds).items()}
         figures[f"{name}_peak_mib"] = torch.cuda.max_memory_allocated() // 2**20
         print(f"{name:5} {figures[f'{name}_round_ms']} ms a round ({min(whole):.1f} to {max(whole):.1f})", flush=True)
         del made
         torch.cuda.empty_cache()
-    if options.seeds > 1:
+    if options.seeds > 1 and "graph" in makes:
         together = seeds_together([makes["graph"]] * options.seeds, options.rounds)
         figures["seeds"] = options.seeds
         figures["seed_round_ms"] = round(together, 1)
         figures["seeds_speedup"] = round(figures["graph_round_ms"] / together, 2)
         print(f"{options.seeds} seeds side by side: {together:.1f} ms a seed and round")
-    if "loop" in makes and "graph" in makes:
-        figures["graph_speedup"] = round(figures["loop_round_ms"] / figures["graph_round_ms"], 2)
+    for name in makes if "loop" in makes else ():
+        if name != "loop":
+            figures[f"{name}_speedup"] = round(figures["loop_round_ms"] / figures[f"{name}_round_ms"], 2)
     paper = not options.words and options.mix == "uniform" and options.clients == 10 and not options.fleet
     if "graph" in makes and paper:
         floor = FLOOR * options.images / 10
@@ -330,14 +351,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default=None, choices=["fp32", "tf32", "bf16"])
-    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--rounds", type=int, default=None, help="timed; 5 on a CPU, 20 on a GPU")
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--model", default="preresnet18", choices=["preresnet18", "lenet"])
     parser.add_argument("--width", type=int, default=None, help="64, of a LeNet 6")
     parser.add_argument("--batch", type=int, default=None, help="10, with words 8")
     parser.add_argument("--optimizer", default=None, choices=["sgd", "adam"])
-    parser.add_argument("--engines", nargs="+", choices=["loop", "stack", "crew", "auto", "graph"])
+    parser.add_argument("--engines", nargs="+", choices=list(dict.fromkeys([*ON_CPU, *ON_GPU])))
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument(
         "--fleet", type=int, default=None, help="clients that cohorts are drawn from; as many as a cohort has"
@@ -356,13 +376,11 @@ def main() -> None:
         parser.error("--fleet is for images: cohorts of words are always drawn from more users")
     if options.fleet is not None and options.fleet < options.clients:
         parser.error(f"--fleet {options.fleet} has no {options.clients} clients for a cohort")
-    for asked, what in (
-        (options.seeds > 1, "--seeds"),
-        (options.compiled, "--compiled"),
-        ("graph" in (options.engines or ()), "the engine graph"),
-    ):
-        if on_cpu and asked:
-            parser.error(f"{what} needs --device cuda")
+    if on_cpu and options.seeds > 1:
+        parser.error("--seeds needs --device cuda")
+    wrong = next((name for name in options.engines or () if name not in (ON_CPU if on_cpu else ON_GPU)), None)
+    if wrong is not None:
+        parser.error(f"the engine {wrong} needs --device {'cuda' if on_cpu else 'cpu'}")
     if options.words and (options.model != parser.get_default("model") or options.width is not None):
         parser.error("--model and --width are for images: the words' model is a Transformer")
     if options.seeds > 1:
@@ -375,7 +393,7 @@ def main() -> None:
     settings = [
         f"precision={options.precision}", f"client.batch={options.batch}", f"client.optimizer={options.optimizer}",
         f"client.lr={0.001 if options.optimizer == 'adam' else 0.02}", f"fleet.cohort={options.clients}",
-        f"fleet.capacities={options.mix}",
+        f"fleet.capacities={options.mix}", "engine=loop", "callbacks=[drift]",
     ]  # fmt: skip
     if options.words:
         settings += ["task=words", "fleet.clients=null", "task.vocabulary=10000"]
@@ -386,15 +404,9 @@ def main() -> None:
         recipe = Recipe(device=options.device).with_settings(settings)
     except FedrolexError as error:
         parser.error(str(error))
-    precision: Any = options.precision
-    known: dict[str, Callable[[Training], Engine]] = {
-        "loop": lambda made: Loop(made.model, precision=precision),
-        "stack": lambda made: Stack(made.model, precision=precision),
-        "crew": lambda made: Crew(made.model, precision=precision),
-        "auto": lambda made: Auto(made.model, precision=precision, rounds=1000),
-        "graph": lambda made: Graph(made.model, precision=precision, compiled=options.compiled),
+    engines: dict[str, Callable[[Training], Engine]] = {
+        name: partial(engine_for, name, options.precision) for name in options.engines
     }
-    engines = {name: known[name] for name in options.engines}
 
     def build(scale: int) -> nn.Module:
         if options.model == "lenet":
