@@ -18,8 +18,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fedrolex.cli.train import find_recipe
-from fedrolex.runs import Run, prepare
+from fedrolex import Run, prepare
+from fedrolex.recipes.library import find_recipe
 from fedrolex.runs.run import environment
 
 SPLITS = {

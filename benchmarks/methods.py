@@ -23,12 +23,10 @@ from typing import Any
 
 import torch
 
-from fedrolex import Classification, Recipe
-from fedrolex.cli.train import find_recipe
-from fedrolex.methods.fedet import Consensus, EnsembleTransfer
-from fedrolex.methods.needs import TABLE
-from fedrolex.methods.server_round import ServerRound
-from fedrolex.runs import Run, prepare
+from fedrolex import METHODS, FedET, Needs, Recipe, Run, prepare
+from fedrolex.methods.distillation import Public
+from fedrolex.methods.fedet import Consensus
+from fedrolex.recipes.library import find_recipe
 from fedrolex.runs.run import fedrolex_version
 
 FAMILIES = 'task.models={1: "vgg11:4", 1/2: "resnet8:8", 1/4: "resnet8:4"}'
@@ -42,14 +40,19 @@ def trained(recipe: Recipe) -> dict[str, Any]:
         return Run.create(Path(scratch) / "run", recipe).go(prepare(recipe))
 
 
+def needs_of_all() -> dict[str, Needs]:
+    """What every published method needs, by its name."""
+    return {name: METHODS.find(name).needs for name in METHODS.own() if name != "submodels"}
+
+
 def lines() -> dict[str, list[str]]:
     """What is run, by name."""
     found: dict[str, list[str]] = {}
-    for name, needs in TABLE.items():
+    for name, needs in needs_of_all().items():
         found[f"{name}, 1/16" if needs.one_size else name] = [f"method={name}"]
         if needs.one_size:
             found[f"{name}, who can 1/4"] = [f"method={name}", "method.width=1/4", "method.able_only=true"]
-    found["feddf, families, at most 50 steps"] = ["method=feddf", FAMILIES, "method.distillation={steps: 50}"]
+    found["feddf, families, at most 50 steps"] = ["method=feddf", FAMILIES, "method.steps=50"]
     found["fedet, families"] = ["method=fedet", FAMILIES]
     found["dsfl, families"] = ["method=dsfl", FAMILIES]
     found["fedavg, everyone trains 1 (they cannot)"] = ["method=fedavg", "method.width=1"]
@@ -59,16 +62,15 @@ def lines() -> dict[str, list[str]]:
 def on_public_images(recipe: Recipe) -> float:
     """Accuracy in percent of Fed-ET's server model after as many steps as in a run, on true labels."""
     made = prepare(recipe)
-    task, transfer = made.task, made.method.server
-    assert isinstance(task, Classification)
-    assert isinstance(transfer, EnsembleTransfer)
+    task, method, model = made.server.classification, made.method, made.server.main.module
+    assert isinstance(method, FedET)
     assert task.public is not None
     inputs, y = task.inputs(task.public.x), task.public.y
     nobody = torch.zeros(len(y), dtype=torch.bool)
     consensus = Consensus(y, torch.zeros(len(y), task.classes), nobody)
     for round in range(recipe.rounds):
-        transfer.teach(made.model.train(), ServerRound(round, recipe.seed, {}, inputs), consensus)
-    return 100 * float(made.measure(task, made.model, made.model)["global_accuracy"])
+        method.teach(model, Public(inputs, recipe.seed, round), consensus)
+    return 100 * float(made.measure(task, model, model)["global_accuracy"])
 
 
 def with_spread(row: dict[str, Any]) -> str:
@@ -101,7 +103,9 @@ def main() -> None:
         ]
         found = [100 * one["global_accuracy"] for one in every]
         needs = [
-            key for key, value in asdict(TABLE[name]).items() if value and key not in ("larger_server", "families")
+            key
+            for key, value in asdict(METHODS.find(name).needs).items()
+            if value and key not in ("larger_server", "families")
         ]
         row = {
             "method": what,

@@ -134,6 +134,7 @@ def test_renamed_keys_are_found() -> None:
     }  # fmt: skip
     new = Recipe.decode(old)
     assert (new.format, new.fleet.server_scale, new.engine) == (2, 2, "crew")
+    assert Recipe.decode({"format": 1}).engine == "loop"
     assert new.encode()["method"]["server_optimizer"]["name"] == "adam"
     assert upgraded(name="scaffold", denominator=None)["denominator"] == "momentum"
     assert upgraded(name="scaffold", denominator="steps")["denominator"] == "steps"

@@ -39,8 +39,8 @@ ENGINES = {"stack": "crew"}
 def upgraded(old: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe of format 1 as one of format 2; what is wrong with it is found when it is read."""
     new = {key: value for key, value in old.items() if key != "compiled"} | {"format": 2}
-    if "engine" in new:
-        new["engine"] = ENGINES.get(new["engine"], new["engine"])
+    engine = old.get("engine", "loop")
+    new["engine"] = ENGINES.get(engine, engine)
     if isinstance(old.get("fleet"), Mapping):
         new["fleet"] = _renamed(old["fleet"], "server", "server_scale")
     if isinstance(old.get("method"), Mapping):

@@ -57,7 +57,7 @@ class Recipe:
         deadline: seconds a client may take, or null.
         compare: also train what the same fleet could do without partial training.
         engine: how client work runs: ``loop``, one client after the other; ``crew``, a worker for every core of a CPU;
-            ``graph``, the cohort side by side on a GPU; ``auto``, what suits the device and the model.
+            ``graph``, the cohort side by side on a GPU; ``auto``, the fastest for the device.
         precision: of client work: ``fp32``, ``tf32``, ``bf16``.
         device: ``cpu``, ``cuda``, or ``auto``.
         weights: safetensors file to start from, or null.
@@ -78,7 +78,7 @@ class Recipe:
     quorum: int = 1
     deadline: float | None = None
     compare: bool = False
-    engine: str = "loop"
+    engine: str = "auto"
     precision: Precision = "fp32"
     device: str = "auto"
     weights: str | None = None
