@@ -4,8 +4,6 @@ PyTorch's dropout draws from the one generator of the process, number by number,
 an :class:`OwnDropout` four masks' values come from one random word of the client's own stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sub-model with its optimiser's memory, used again for every client of the same widths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """One client's round, as its work sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

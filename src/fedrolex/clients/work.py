@@ -5,8 +5,6 @@ says which hooks a class changes). Steps change the slot's tensors in place, rea
 shapes that depend on the widths alone: an engine may run a step eagerly, for many clients at once, or capture it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

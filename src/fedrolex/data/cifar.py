@@ -4,8 +4,6 @@ A record is one byte for each label (CIFAR-10: the class; CIFAR-100: the coarse 
 3,072 bytes of pixels: 32×32 red, 32×32 green, 32×32 blue.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

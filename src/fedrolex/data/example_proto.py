@@ -5,8 +5,6 @@ In the words of its definition: ``Example {1: Features {1: map<string, Feature>}
 (field number and wire type) and its content; the last of several fields with one meaning counts, lists add up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fedrolex.core.errors import FedrolexError

@@ -1,7 +1,5 @@
 """Getting data sets from their publishers: download, check, unpack, each so that it can be interrupted."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import re

@@ -5,8 +5,6 @@ it (creation_date, title, score, tags, type) are not read. The file is kept open
 all users again each time it is opened. Each process opens it for itself; h5py lets one thread in at a time.
 """
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from pathlib import Path

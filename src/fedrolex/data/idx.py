@@ -4,8 +4,6 @@ An IDX file is two zero bytes, a byte for the type of a value (8 is uint8), a by
 big-endian 32-bit length for each, and then the values.
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from math import prod

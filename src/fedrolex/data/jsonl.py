@@ -1,7 +1,5 @@
 """Raw sentences, one JSON object a line and a line a user: ``{"user": "beer:2", "sentences": ["…", …]}``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@ and marks. An archive that is not compressed is mapped and costs no memory; one 
 two bytes a word.
 """
 
-from __future__ import annotations
-
 import struct
 import zipfile
 import zlib

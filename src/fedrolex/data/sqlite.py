@@ -5,8 +5,6 @@ which the field ``tokens`` is read: a sentence, its words separated by spaces. T
 listed in ``client_metadata(client_id, split_name, num_examples)``.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -5,8 +5,6 @@ the sentences of one of them are, as word numbers. No sentence is kept. A source
 after a fork, or be sent to another process.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol

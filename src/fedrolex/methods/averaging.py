@@ -1,7 +1,5 @@
 """Settings of methods whose server takes averages of weights, position by position."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal

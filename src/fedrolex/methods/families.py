@@ -1,7 +1,5 @@
 """Networks of different families side by side: clients of some capacities train no part of the server's model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

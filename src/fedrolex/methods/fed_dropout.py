@@ -4,8 +4,6 @@ Caldas, Konečný, McMahan, Talwalkar, "Expanding the Reach of Federated Learnin
 Requirements", 2018. FedRolex with windows drawn anew every round, aligned along residual streams.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedrolex.core.errors import one_of

@@ -5,8 +5,6 @@ Decentralized Data", AISTATS 2017. At one width, it is also what a fleet can do 
 train the smallest model, or only those that can hold a larger one train that.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedrolex.methods.averaging import Averaging

@@ -5,8 +5,6 @@ fit a distribution to the clients' models; draw models from it; let them, the cl
 examples together; sharpen; teach the average, averaging its weights along the way (SWA).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args

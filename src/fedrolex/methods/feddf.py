@@ -5,8 +5,6 @@ one capacity are averaged; then every average learns, on public examples, the me
 labelled examples show no more progress. Capacities learn from each other through the ensemble alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ the server's model learns the class that clients agree on and, a little, the log
 representation layer goes back into all small models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ minimises its loss + μ/2 · ‖w − θ‖², θ being the model it received; w
 sends what it has.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from math import isfinite
 

@@ -5,8 +5,6 @@ NeurIPS 2022. In round j a client of capacity β trains the ⌊βK⌋ nodes of e
 server averages each position over the clients that held it and keeps the rest.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedrolex.core.errors import one_of

@@ -7,8 +7,6 @@ read or write (rows of the embedding, which is the output layer too), or the cla
 layer). Everything else is FedRolex. Keys say something about a client's data: the server learns the keys.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, cast

@@ -4,8 +4,6 @@ Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated
 Clients", ICLR 2021. FedRolex with a window that stands still: always the first ⌊βK⌋ nodes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedrolex.core.errors import one_of

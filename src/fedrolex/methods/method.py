@@ -1,7 +1,5 @@
 """What every method is made of. As it stands, this class is FedAvg over whatever windows its scheme gives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

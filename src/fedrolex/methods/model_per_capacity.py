@@ -1,7 +1,5 @@
 """Every capacity has a model of its own: clients of different capacities share no weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """What a method must be given, and what it goes together with: the columns of the paper's Table 1."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Settings of methods in which everyone trains a model of the same width."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 

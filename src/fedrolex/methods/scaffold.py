@@ -11,8 +11,6 @@ and sends cᵢ⁺ − cᵢ. The server adds the sum of those, divided by the num
 of all cᵢ, whoever takes part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal

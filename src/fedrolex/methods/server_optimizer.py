@@ -5,8 +5,6 @@ of every trainable parameter is smoothed and scaled; buffers keep their average:
 optimiser moved could become negative.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """What a method makes its networks from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Sub-models by any window scheme: a scheme of one's own is trained without writing a method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields, is_dataclass
 
 from fedrolex.core.errors import FedrolexError

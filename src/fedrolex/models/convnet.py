@@ -1,7 +1,5 @@
 """A small convolutional network for small images: quick on any CPU."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Models for images by name: functions of what is asked for. A model of one's own is one more such function."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import nn

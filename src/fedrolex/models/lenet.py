@@ -1,7 +1,5 @@
 """LeNet for colour images: two convolutions and three linear layers, no norms."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d

@@ -5,8 +5,6 @@ HeteroFL and FedRolex: a 3×3 stem without pooling, four stages of 64, 128, 256 
 without bias, and projection shortcuts that read the pre-activated input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Any classifier with a representation of a fixed size before its last layer, the same at every width."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ of 16, 32 and 64 channels with as many blocks each, norms after the convolutions
 begins, the shortcut is a 1×1 convolution.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Rec
 as it is used for CIFAR: norms after the convolutions, one linear layer instead of three.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

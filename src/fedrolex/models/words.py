@@ -4,8 +4,6 @@ Post-norm encoder layers (Vaswani et al., 2017) with heads narrower than the str
 and the embedding used again as the output layer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """The selective average of a round's answers, section by section of the server's state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from torch import Tensor

@@ -5,8 +5,6 @@ version says in which round it was written. A checkpoint keeps what was current 
 back to it drops what came later, so that a resumed run finds the states it had.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections import OrderedDict

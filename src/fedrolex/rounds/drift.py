@@ -8,8 +8,6 @@ For the clients of one capacity, with Δ the change each made and Δ̄ the avera
 folded: one sum and one count a capacity, whatever the cohort.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """An engine: runs the client work of one cohort."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether tensors hold only finite values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing is stored per client: capacities, availability and cohorts are computed 
 when they are asked for, so a round of a fleet of a million costs what a round of a fleet of a thousand does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """One round in progress, as a method sees it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

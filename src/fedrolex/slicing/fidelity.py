@@ -5,8 +5,6 @@ same random numbers, and then outputs, gradients and buffers must agree. What ex
 backward, a buffer that is reassigned, a branch on the batch size) shows here.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

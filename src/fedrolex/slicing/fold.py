@@ -7,8 +7,6 @@ For every position, over the clients that hold it::
 A :class:`Fold` streams: it keeps one sum and one (smaller) count a tensor, whatever the cohort.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite

@@ -5,8 +5,6 @@ given widths, which :func:`compiled` turns into plain Python code; the code read
 its dtype from the module it is called on.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ Proofs run with dropout off and on weights that are generic: a zero-initialised 
 let anything pass. The permutation is compared in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

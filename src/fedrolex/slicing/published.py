@@ -6,8 +6,6 @@ a sub-network of the model, not even at full capacity. :class:`~fedrolex.slicing
 an axis and is what Federated Dropout should be.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

@@ -5,8 +5,6 @@ strided blocks that are copied or added as they are: no index tensors, no gather
 (:class:`~fedrolex.slicing.windows.Pick`) fall back to indexing, dimension by dimension.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product

@@ -1,7 +1,5 @@
 """From ties to axes: name what is left free, decide what stays whole, turn everything into plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any

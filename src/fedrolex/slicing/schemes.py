@@ -3,8 +3,6 @@
 Server and client compute the same window from the same few numbers; nothing is remembered between rounds.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Two other readings of a training graph: evaluation, and training without chance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -3,8 +3,6 @@
 Capture both modes, check that the graphs are the module, walk them, decide, prove; what fails alone is frozen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

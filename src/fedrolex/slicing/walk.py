@@ -1,7 +1,5 @@
 """Walk a captured graph once, on the example, tying dimensions together by the rule of each operation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

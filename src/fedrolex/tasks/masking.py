@@ -1,7 +1,5 @@
 """Scores of classes that a client does not hold."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

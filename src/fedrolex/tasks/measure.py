@@ -1,7 +1,5 @@
 """Measuring a model: with static batch norms, first their statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature

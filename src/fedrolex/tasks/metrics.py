@@ -1,7 +1,5 @@
 """Metrics by name: functions of a model's outputs and the targets of the test examples that give a number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from torch import Tensor

@@ -6,8 +6,6 @@ of its parameter tensors. So a linear layer with a bias counts double, a norm wi
 operations an element, a convolution without a bias once, and one with a bias twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

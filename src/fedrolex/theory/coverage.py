@@ -4,8 +4,6 @@ A node is reached when its index is in a window; a weight only when both its end
 Rolling every axis in lockstep reaches all nodes and, for a small client, a narrow band of the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction

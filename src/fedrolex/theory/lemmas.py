@@ -5,8 +5,6 @@ rolling takes them in turn. The nodes of a layer are another matter: there, a wi
 once, and consecutive rolling windows overlap.
 """
 
-from __future__ import annotations
-
 from math import ceil, comb, log, sqrt
 
 import numpy as np

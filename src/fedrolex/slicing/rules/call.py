@@ -1,7 +1,5 @@
 """What a rule sees of one operation in the traced graph, and the table of rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

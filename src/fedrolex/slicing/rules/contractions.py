@@ -1,7 +1,5 @@
 """Rules for operations that sum over a dimension: linear layers, convolutions, matrix products, attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules for operations that keep dimensions as they are, or only drop some: norms, reductions, pools, activations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fedrolex.slicing.infer import Dim, Unknown, can_cut, can_divide, cut_at, divide, freeze, mark, unify

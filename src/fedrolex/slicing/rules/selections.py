@@ -1,7 +1,5 @@
 """Rules for operations that take a part of a tensor: splits, slices, look-ups."""
 
-from __future__ import annotations
-
 from fedrolex.slicing.infer import (
     Dim,
     Unknown,

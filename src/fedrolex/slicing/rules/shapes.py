@@ -1,7 +1,5 @@
 """Rules for operations that move indices about: views, permutations, concatenations, factories."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
