@@ -640,3 +640,16 @@ def test_callbacks_in_python_need_no_name() -> None:
     done = train(FEW.with_settings(["rounds=1"]), callbacks=[spy])
     assert spy.told[-1] == "end"
     assert done.rows[0]["seen"] == 10
+
+
+def test_all_numbers_are_on_the_board(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    recipe = FEW.with_settings(["callbacks=[drift, tensorboard]", "evaluation.metrics=[top5]", "rounds=2"])
+    Run.create(tmp_path / "run", recipe).go(prepare(recipe))
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    tags = set(board.Tags()["scalars"])
+    assert {"train_loss", "global_accuracy", "top5", "drift/1", "clients", "bytes_up"} <= tags
+    assert not {"round", "void", "dropped"} & tags
+    assert [event.step for event in board.Scalars("train_loss")] == [0, 1]

@@ -89,25 +89,28 @@ class DriftByCapacity(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes metrics for TensorBoard into the run's folder."""
+    """Writes every number among the metrics for TensorBoard, into the run's folder."""
 
-    SCALARS = ("train_loss", "loss", "global_accuracy", "local_accuracy", "local_accuracy_masked", "clients")
+    _board: Any = None
 
     def begin(self, training: Training, folder: Path | None) -> None:
         """Open the board; what it says of rounds that are done again is dropped."""
-        from torch.utils.tensorboard import SummaryWriter
+        if folder is not None:
+            from torch.utils.tensorboard import SummaryWriter
 
-        where = None if folder is None else str(folder / "tensorboard")
-        self._board: Any = SummaryWriter(where, purge_step=training.server.round)
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=training.server.round)
 
     def row(self, training: Training, row: dict[str, Any]) -> None:
-        """Write the metrics of a round."""
-        for name in self.SCALARS:
-            if row.get(name) is not None:
-                self._board.add_scalar(name, row[name], row["round"])
-        for capacity, drift in row.get("drift", {}).items():
-            self._board.add_scalar(f"drift/{capacity}", drift, row["round"])
+        """Write the metrics of a round; of nested ones, each under both names."""
+        if self._board is None:
+            return
+        for name, value in row.items():
+            inner = {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+            for tag, number in inner.items():
+                if isinstance(number, int | float) and not isinstance(number, bool) and tag != "round":
+                    self._board.add_scalar(tag, number, row["round"])
 
     def end(self, training: Training) -> None:
         """Close the board."""
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
