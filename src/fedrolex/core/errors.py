@@ -1,10 +1,10 @@
 """The one exception a user's mistake raises: its text is the whole message."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import isfinite
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class FedrolexError(ValueError):
@@ -24,6 +24,21 @@ def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
         near = difflib.get_close_matches(str(value), allowed, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise FedrolexError(f"{key} is {value!r}{hint}: use one of {', '.join(allowed)}")
+
+
+def check_words(section: str, settings: object) -> None:
+    """Raise, in one line, unless every setting whose type is a ``Literal`` is one of the allowed words."""
+    for name, kind in _types(type(settings)).items():
+        if get_origin(kind) is Literal:
+            one_of(f"{section}.{name}", getattr(settings, name), get_args(kind))
+
+
+def _types(settings: type) -> dict[str, Any]:
+    """Annotations of a class; of one made inside a function, those of its bases where its own cannot be found."""
+    for kind in settings.__mro__:
+        with suppress(NameError):
+            return get_type_hints(kind)
+    return {}
 
 
 def check_numbers(section: str, settings: object, *, least: Mapping[str, float], positive: Sequence[str] = ()) -> None:

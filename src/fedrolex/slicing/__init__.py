@@ -11,41 +11,17 @@ In short::
 """
 
 from fedrolex.slicing.axes import Axes, Axis, Note, TensorLayout
+from fedrolex.slicing.capture import one_line
 from fedrolex.slicing.fold import Fold
-from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref
+from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
 from fedrolex.slicing.published import RandomMiswired
-from fedrolex.slicing.schemes import Blocks, Ordered, Random, Rolling, Scheme, Select, Static, spread
+from fedrolex.slicing.regions import Region
+from fedrolex.slicing.schemes import Blocks, Ordered, Random, Rolling, Scheme, Scope, Select, Static, spread
 from fedrolex.slicing.trace import Hints, trace
-from fedrolex.slicing.windows import WHOLE, Arc, Pick, Span, Window, exact, pick, width
+from fedrolex.slicing.windows import WHOLE, Arc, Pick, Rounding, Span, Window, exact, pick, width
 
 __all__ = [
-    "WHOLE",
-    "Arc",
-    "Axes",
-    "Axis",
-    "Blocks",
-    "Cat",
-    "Fixed",
-    "Fold",
-    "Hints",
-    "Layout",
-    "Note",
-    "Ordered",
-    "Pick",
-    "Prod",
-    "Random",
-    "RandomMiswired",
-    "Ref",
-    "Rolling",
-    "Scheme",
-    "Select",
-    "Span",
-    "Static",
-    "TensorLayout",
-    "Window",
-    "exact",
-    "pick",
-    "spread",
-    "trace",
-    "width",
+    "WHOLE", "Arc", "Axes", "Axis", "Blocks", "Cat", "Fixed", "Fold", "Hints", "Layout", "Note", "Ordered", "Pick",
+    "Prod", "Random", "RandomMiswired", "Ref", "Region", "Rolling", "Rounding", "Scheme", "Scope", "Select", "Span",
+    "Static", "TensorLayout", "Window", "exact", "one_line", "pick", "refs", "spread", "trace", "width",
 ]  # fmt: skip

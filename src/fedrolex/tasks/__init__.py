@@ -1,7 +1,9 @@
 """Tasks: model, data, partition, loss and metrics."""
 
 from fedrolex.tasks.classification import Classification
+from fedrolex.tasks.masking import Mask, masked
+from fedrolex.tasks.measure import Measure
 from fedrolex.tasks.task import Examples, Task
 from fedrolex.tasks.words import NextWord
 
-__all__ = ["Classification", "Examples", "NextWord", "Task"]
+__all__ = ["Classification", "Examples", "Mask", "Measure", "NextWord", "Task", "masked"]
