@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.windows import Window
-from fedrolex.tasks.task import Task
+from fedrolex.slicing import Axes, Window
+from fedrolex.tasks import Task
 
 if TYPE_CHECKING:
     from fedrolex.clients.work import LocalTraining

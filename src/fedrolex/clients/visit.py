@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.clients.messages import Job, Network, RoundPlan, Tensors, Upload
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.streams import shuffle, words
-from fedrolex.slicing.capture import one_line
-from fedrolex.tasks.masking import Mask
-from fedrolex.tasks.task import Examples
+from fedrolex.core import FedrolexError, shuffle, words
+from fedrolex.slicing import one_line
+from fedrolex.tasks import Examples, Mask
 
 
 @dataclass

@@ -17,8 +17,8 @@ from torch import Tensor
 from fedrolex.clients.optimizer import Memory, Rate, adam, sgd
 from fedrolex.clients.slot import Slot
 from fedrolex.clients.visit import Visit
-from fedrolex.core.errors import FedrolexError
-from fedrolex.tasks.masking import Mask, masked
+from fedrolex.core import FedrolexError
+from fedrolex.tasks import Mask, masked
 
 Optimizer = Literal["sgd", "adam"]
 Loss = Callable[[Tensor, Tensor], Tensor]

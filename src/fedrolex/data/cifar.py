@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 PIXELS = 3 * 32 * 32
 CHUNK = 10_000  # records read at once: 31 MB on top of the result

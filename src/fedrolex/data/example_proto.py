@@ -7,7 +7,7 @@ In the words of its definition: ``Example {1: Features {1: map<string, Feature>}
 
 from collections.abc import Iterator
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 VARINT, EIGHT, BLOCK, FOUR = 0, 1, 2, 5  # wire types
 

@@ -15,7 +15,7 @@ from typing import cast
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.data.cifar import CIFAR10, CIFAR100, check_cifar
 from fedrolex.data.idx import FOLDER, check_fashion
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.data.users import TextUsers, check_user
 from fedrolex.data.vocabulary import split_tokens
 

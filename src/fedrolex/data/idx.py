@@ -13,7 +13,7 @@ from typing import IO, cast
 import torch
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 FOLDER = "fashion-mnist"
 SHAPES = {

@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import DATASETS
-from fedrolex.core.streams import shuffle
+from fedrolex.core import DATASETS, FedrolexError, shuffle
 from fedrolex.data import cifar, idx
 from fedrolex.data.get import CATALOGUE
 

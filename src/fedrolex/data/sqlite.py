@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.data.example_proto import bytes_features
 from fedrolex.data.users import TextUsers, check_user
 from fedrolex.data.vocabulary import split_tokens

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 PAD = 0
 _TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")

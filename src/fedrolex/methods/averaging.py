@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from fedrolex.clients.messages import MODEL, Upload
-from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.clients import MODEL, Upload
+from fedrolex.core import FedrolexError, one_of
 from fedrolex.methods.method import Method
 from fedrolex.methods.server_optimizer import ServerOptimizer
-from fedrolex.models.norms import norm_parameters
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State
+from fedrolex.models import norm_parameters
+from fedrolex.rounds import Round, Server, State
 
 Weighting = Literal["uniform", "samples"]
 Norms = Literal["shared", "per_capacity"]

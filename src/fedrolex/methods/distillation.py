@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients.messages import MODEL, Tensors
-from fedrolex.core.streams import shuffle, words
-from fedrolex.models.norms import collect, static_norms, with_statistics
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import State
-from fedrolex.slicing.windows import Window
+from fedrolex.clients import MODEL, Tensors
+from fedrolex.core import shuffle, words
+from fedrolex.models import collect, static_norms, with_statistics
+from fedrolex.rounds import Round, State
+from fedrolex.slicing import Window
 
 AT_ONCE = 500
 

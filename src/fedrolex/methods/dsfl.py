@@ -17,19 +17,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients.messages import MODEL, Job, Tensors, Upload
-from fedrolex.clients.visit import Visit
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError, check_numbers, one_of
-from fedrolex.core.streams import sample, shuffle, words
+from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit
+from fedrolex.core import FedrolexError, check_numbers, one_of, sample, shuffle, words
 from fedrolex.methods.distillation import scores
 from fedrolex.methods.families import Families
 from fedrolex.methods.method import size
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State
-from fedrolex.tasks.classification import Classification
+from fedrolex.rounds import Round, Server, State
+from fedrolex.tasks import Classification
 
 Reduction = Literal["era", "power", "none"]
 FIRST, LAST, NOW = "first", "labels", "asked"

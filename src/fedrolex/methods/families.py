@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fedrolex.clients.messages import MODEL, Network
-from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.clients import MODEL, Network
+from fedrolex.core import FedrolexError, one_of
 from fedrolex.methods.method import Method
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds.server import Server
-from fedrolex.slicing.schemes import Scheme, Static
-from fedrolex.slicing.windows import Rounding, exact
-from fedrolex.tasks.classification import Classification
+from fedrolex.rounds import Server
+from fedrolex.slicing import Rounding, Scheme, Static, exact
+from fedrolex.tasks import Classification
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,11 @@ Requirements", 2018. FedRolex with windows drawn anew every round, aligned along
 
 from dataclasses import dataclass
 
-from fedrolex.core.errors import one_of
+from fedrolex.core import one_of
 from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.needs import Needs
-from fedrolex.rounds.server import Server
-from fedrolex.slicing.schemes import Random, Scheme, Scope
-from fedrolex.slicing.windows import Rounding
+from fedrolex.rounds import Server
+from fedrolex.slicing import Random, Rounding, Scheme, Scope
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from fedrolex.clients.messages import MODEL, Tensors, Upload
-from fedrolex.core.errors import check_numbers, one_of
-from fedrolex.core.streams import words
+from fedrolex.clients import MODEL, Tensors, Upload
+from fedrolex.core import check_numbers, one_of, words
 from fedrolex.methods.averaging import Weighting, weight_of
 from fedrolex.methods.distillation import AT_ONCE, Group, Public, teaching
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import State
+from fedrolex.rounds import Round, State
 
 Posterior = Literal["gaussian", "released", "dirichlet"]
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients.messages import MODEL
-from fedrolex.core.errors import check_numbers
+from fedrolex.clients import MODEL
+from fedrolex.core import check_numbers
 from fedrolex.methods.distillation import Group, Public, scores, teaching
 from fedrolex.methods.model_per_capacity import ModelPerCapacity
 from fedrolex.methods.needs import Needs
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State
+from fedrolex.rounds import Round, Server, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,17 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedrolex.clients.messages import MODEL, Network
-from fedrolex.core.errors import FedrolexError, check_numbers
+from fedrolex.clients import MODEL, Network
+from fedrolex.core import FedrolexError, check_numbers
 from fedrolex.methods.distillation import Public, teaching
 from fedrolex.methods.model_per_capacity import ModelPerCapacity
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
-from fedrolex.models.represented import TOP
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import State
-from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.layout import refs
+from fedrolex.models import TOP
+from fedrolex.rounds import Round, State
+from fedrolex.slicing import Axes, refs
 
 REPRESENTATION = 64  # the size of the representation where a recipe says nothing
 

@@ -18,22 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, kl_div
 
-from fedrolex.clients.messages import MODEL, Job, Network, Upload
-from fedrolex.clients.optimizer import Memory, adam
-from fedrolex.clients.slot import Slot
-from fedrolex.clients.visit import Visit
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError, check_numbers
-from fedrolex.core.streams import sample, shuffle
+from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Network, Slot, Upload, Visit
+from fedrolex.clients.optimizer import adam
+from fedrolex.core import FedrolexError, check_numbers, sample, shuffle
 from fedrolex.methods.distillation import scores
 from fedrolex.methods.method import Method, size
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State
-from fedrolex.slicing.trace import Hints
-from fedrolex.tasks.classification import Classification
-from fedrolex.tasks.measure import Measure
+from fedrolex.rounds import Round, Server, State
+from fedrolex.slicing import Hints
+from fedrolex.tasks import Classification, Measure
 
 MAPS = 16  # channels of the feature maps that travel
 MEASURED = 10  # clients through whose extractors the server's network is measured

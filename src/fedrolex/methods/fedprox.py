@@ -11,11 +11,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from fedrolex.clients.messages import Job
-from fedrolex.clients.optimizer import Memory
-from fedrolex.clients.visit import Visit
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError
+from fedrolex.clients import Job, LocalTraining, Memory, Visit
+from fedrolex.core import FedrolexError
 from fedrolex.methods.fedavg import FedAvg
 from fedrolex.methods.setup import Setup
 

@@ -7,12 +7,11 @@ server averages each position over the clients that held it and keeps the rest.
 
 from dataclasses import dataclass
 
-from fedrolex.core.errors import one_of
+from fedrolex.core import one_of
 from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.needs import Needs
-from fedrolex.rounds.server import Server
-from fedrolex.slicing.schemes import Rolling, Scheme, spread
-from fedrolex.slicing.windows import Rounding
+from fedrolex.rounds import Server
+from fedrolex.slicing import Rolling, Rounding, Scheme, spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.methods.averaging import find_label_axis
 from fedrolex.methods.fedrolex import FedRolex
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds.server import Server
-from fedrolex.slicing.schemes import Scheme, Select
-from fedrolex.tasks.task import Examples, Task
+from fedrolex.rounds import Server
+from fedrolex.slicing import Scheme, Select
+from fedrolex.tasks import Examples, Task
 
 KNOWN = 10_000  # clients whose keys are remembered
 

@@ -19,22 +19,14 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.clients.messages import MODEL, Job, Tensors, Upload
-from fedrolex.clients.optimizer import Rate
-from fedrolex.clients.slot import Slot, in_precision
-from fedrolex.clients.visit import Visit
-from fedrolex.clients.work import LocalTraining, Loss
-from fedrolex.core.errors import FedrolexError, check_numbers
-from fedrolex.core.streams import words
+from fedrolex.clients import MODEL, Job, LocalTraining, Loss, Rate, Slot, Tensors, Upload, Visit, in_precision
+from fedrolex.core import FedrolexError, check_numbers, words
 from fedrolex.methods.averaging import Averaging, Weighting
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State
-from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.regions import Region, regions
-from fedrolex.slicing.schemes import Ordered, Scheme
-from fedrolex.slicing.windows import Arc, Window, exact
-from fedrolex.tasks.masking import masked
+from fedrolex.rounds import Round, Server, State
+from fedrolex.slicing import Arc, Axes, Ordered, Region, Scheme, Window, exact
+from fedrolex.slicing.regions import regions
+from fedrolex.tasks import masked
 
 
 @dataclass

@@ -6,11 +6,10 @@ Clients", ICLR 2021. FedRolex with a window that stands still: always the first 
 
 from dataclasses import dataclass
 
-from fedrolex.core.errors import one_of
+from fedrolex.core import one_of
 from fedrolex.methods.averaging import Averaging
-from fedrolex.rounds.server import Server
-from fedrolex.slicing.schemes import Scheme, Static
-from fedrolex.slicing.windows import Rounding
+from fedrolex.rounds import Server
+from fedrolex.slicing import Rounding, Scheme, Static
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,19 +7,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from fedrolex.clients.messages import MODEL, Job, Network, Tensors, Upload
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError
+from fedrolex.clients import MODEL, Job, LocalTraining, Network, Tensors, Upload
+from fedrolex.core import FedrolexError
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds.fleet import Member
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State
-from fedrolex.slicing.schemes import Scheme, Static
-from fedrolex.slicing.windows import WHOLE, Window
-from fedrolex.tasks.classification import Classification
-from fedrolex.tasks.measure import Measure
-from fedrolex.tasks.task import Task
+from fedrolex.rounds import Member, Round, Server, State
+from fedrolex.slicing import WHOLE, Scheme, Static, Window
+from fedrolex.tasks import Classification, Measure, Task
 
 ASIDE = 0.1  # of the training examples, for methods that need public or validation examples
 

@@ -5,14 +5,13 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from fedrolex.clients.messages import MODEL, Upload
-from fedrolex.core.errors import one_of
+from fedrolex.clients import MODEL, Upload
+from fedrolex.core import one_of
 from fedrolex.methods.averaging import Weighting, weight_of
 from fedrolex.methods.distillation import Group
 from fedrolex.methods.families import Families
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State
-from fedrolex.slicing.windows import WHOLE, Window
+from fedrolex.rounds import Round, Server, State
+from fedrolex.slicing import WHOLE, Window
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,12 @@ from fractions import Fraction
 
 from torch import nn
 
-from fedrolex.clients.messages import MODEL, Network
-from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.clients import MODEL, Network
+from fedrolex.core import FedrolexError, one_of
 from fedrolex.methods.method import Method
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds.fleet import Fleet, Member
-from fedrolex.rounds.server import Server
-from fedrolex.slicing.schemes import Scheme, Static
-from fedrolex.slicing.windows import Rounding, exact
+from fedrolex.rounds import Fleet, Member, Server
+from fedrolex.slicing import Rounding, Scheme, Static, exact
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,18 +18,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedrolex.clients.messages import MODEL, Job, Tensors, Upload
-from fedrolex.clients.optimizer import Memory
-from fedrolex.clients.slot import Slot
-from fedrolex.clients.visit import Visit
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Slot, Tensors, Upload, Visit
+from fedrolex.core import FedrolexError, one_of
 from fedrolex.methods.averaging import Weighting, weight_of
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State
+from fedrolex.rounds import Round, Server, State
 
 Option = Literal["I", "II"]
 Denominator = Literal["steps", "momentum"]

@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedrolex.clients.messages import MODEL
-from fedrolex.core.errors import FedrolexError, check_numbers
-from fedrolex.rounds.server import State
+from fedrolex.clients import MODEL
+from fedrolex.core import FedrolexError, check_numbers
+from fedrolex.rounds import State
 
 FIRST, SECOND = "server_optimizer.first", "server_optimizer.second"
 Kind = Literal["none", "sgd", "adam", "yogi"]

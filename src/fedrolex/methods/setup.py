@@ -6,14 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients.messages import Network
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.streams import words
-from fedrolex.rounds.fleet import Fleet
-from fedrolex.slicing.capture import one_line
-from fedrolex.slicing.trace import trace
-from fedrolex.tasks.task import Task
+from fedrolex.clients import LocalTraining, Network
+from fedrolex.core import FedrolexError, words
+from fedrolex.rounds import Fleet
+from fedrolex.slicing import one_line, trace
+from fedrolex.tasks import Task
 
 CPU = torch.device("cpu")
 

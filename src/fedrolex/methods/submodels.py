@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field, fields, is_dataclass
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import SCHEMES
+from fedrolex.core import SCHEMES, FedrolexError
 from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.needs import Needs
-from fedrolex.rounds.server import Server
-from fedrolex.slicing.schemes import Scheme
+from fedrolex.rounds import Server
+from fedrolex.slicing import Scheme
 
 Option = bool | int | float | str
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.models import preresnet
 from fedrolex.models.convnet import ConvNet
 from fedrolex.models.lenet import LeNet

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 GROUPS = 4
 Norm = Literal["static", "batch", "group", "none"]

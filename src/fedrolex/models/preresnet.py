@@ -13,9 +13,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.models.norms import GROUPS, Norm, make_norm
-from fedrolex.slicing.trace import Hints
+from fedrolex.slicing import Hints
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedrolex.slicing.trace import Hints
+from fedrolex.slicing import Hints
 
 TOP = ("top.weight", "top.bias")
 

@@ -8,7 +8,7 @@ begins, the shortcut is a 1×1 convolution.
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.models.norms import Norm, make_norm
 
 

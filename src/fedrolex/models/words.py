@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrolex.slicing.trace import Hints
+from fedrolex.slicing import Hints
 
 
 def sinusoids(length: int, width: int) -> Tensor:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from fedrolex.clients.messages import Job, RoundPlan, Tensors, Upload
-from fedrolex.core.errors import FedrolexError
+from fedrolex.clients import Job, RoundPlan, Tensors, Upload
+from fedrolex.core import FedrolexError
 from fedrolex.rounds.engine import Averaged, Engine
 from fedrolex.rounds.finite import not_finite
 from fedrolex.rounds.server import State
-from fedrolex.slicing.fold import Fold, Normaliser, Rows
-from fedrolex.slicing.windows import Window
+from fedrolex.slicing import Fold, Window
+from fedrolex.slicing.fold import Normaliser, Rows
 
 Seen = Callable[[Sequence[Upload]], None]
 

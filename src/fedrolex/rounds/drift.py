@@ -14,9 +14,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.fold import Fold
-from fedrolex.slicing.windows import Window
+from fedrolex.slicing import Axes, Fold, Window
 
 
 class Drift:

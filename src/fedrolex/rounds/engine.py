@@ -7,9 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from fedrolex.clients.messages import Failure, RoundPlan, Tensors, Upload
-from fedrolex.clients.slot import Precision
-from fedrolex.clients.work import LocalTraining
+from fedrolex.clients import Failure, LocalTraining, Precision, RoundPlan, Tensors, Upload
 
 
 @dataclass(frozen=True)

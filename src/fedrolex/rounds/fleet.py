@@ -12,9 +12,8 @@ from math import floor
 
 import numpy as np
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.streams import deck, shuffle, uniform, words
-from fedrolex.slicing.windows import exact
+from fedrolex.core import FedrolexError, deck, shuffle, uniform, words
+from fedrolex.slicing import exact
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrolex.clients.messages import Job, RoundPlan, Upload
+from fedrolex.clients import Job, RoundPlan, Upload
 from fedrolex.rounds.average import Average
 from fedrolex.rounds.server import Server, State
 

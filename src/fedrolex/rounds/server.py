@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients.messages import MODEL, Job, Network, Tensors
-from fedrolex.core.errors import FedrolexError
+from fedrolex.clients import MODEL, Job, Network, Tensors
+from fedrolex.core import FedrolexError
 from fedrolex.rounds.client_states import ClientStates
 from fedrolex.rounds.fleet import Fleet
-from fedrolex.slicing.schemes import Scheme, Static
-from fedrolex.slicing.windows import Window
-from fedrolex.tasks.task import Task
+from fedrolex.slicing import Scheme, Static, Window
+from fedrolex.tasks import Task
 
 if TYPE_CHECKING:
     from fedrolex.tasks.classification import Classification

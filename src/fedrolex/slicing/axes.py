@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.layout import Fixed, Layout
 from fedrolex.slicing.regions import Region, regions

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import Axes
 from fedrolex.slicing.layout import Layout, refs
 from fedrolex.slicing.regions import regions

@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ an axis and is what Federated Dropout should be.
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fedrolex.core.streams import shuffle
+from fedrolex.core import shuffle
 from fedrolex.slicing.axes import Axes, Axis
 from fedrolex.slicing.layout import Ref
 from fedrolex.slicing.schemes import Random

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import Axis, Kind, Note, TensorLayout, members_of
 from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, size_of, unify, unknowns
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs

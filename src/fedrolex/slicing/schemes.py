@@ -11,8 +11,7 @@ from functools import cache, lru_cache
 from math import isqrt
 from typing import Literal
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.streams import sample
+from fedrolex.core import FedrolexError, sample
 from fedrolex.slicing.axes import Axes, Axis
 from fedrolex.slicing.windows import Arc, Pick, Rounding, Span, Window, exact, pick, width
 

@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import TensorLayout
 from fedrolex.slicing.capture import register
 from fedrolex.slicing.inputs import Inputs

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import KINDS, Axes, Kind, Note, Role
 from fedrolex.slicing.capture import Captured, capture, one_line
 from fedrolex.slicing.fidelity import generic, unlike, unlike_at_other_sizes

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 Rounding = Literal["floor", "ceil"]
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.streams import sample, shuffle
+from fedrolex.core import FedrolexError, sample, shuffle
 from fedrolex.tasks.masking import Mask, masked
 from fedrolex.tasks.metrics import Metrics, measured
 from fedrolex.tasks.partition import Partition

@@ -8,9 +8,8 @@ from typing import Any, Literal, get_args
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.core.errors import FedrolexError, one_of
-from fedrolex.core.registry import METRICS
-from fedrolex.models.norms import collect, static_norms, with_statistics
+from fedrolex.core import METRICS, FedrolexError, one_of
+from fedrolex.models import collect, static_norms, with_statistics
 from fedrolex.tasks.task import Task
 
 Statistics = Literal["recalibrated", "test-batch"]

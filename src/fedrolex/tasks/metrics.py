@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.slicing.capture import one_line
+from fedrolex.core import FedrolexError
+from fedrolex.slicing import one_line
 
 Metric = Callable[[Tensor, Tensor], float]
 """Of outputs ``(n, classes)`` and targets ``(n,)``; of words, padding is left out before."""

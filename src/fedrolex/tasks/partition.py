@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.streams import shuffle, uniform, words
+from fedrolex.core import FedrolexError, shuffle, uniform, words
 
 Rows = NDArray[np.int64]
 Affinity = NDArray[np.float64]

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.streams import deck, shuffle
+from fedrolex.core import FedrolexError, deck, shuffle
 from fedrolex.data.users import NoSentencesError, TextUsers, Users
 from fedrolex.data.vocabulary import PAD, Vocabulary, encode
 from fedrolex.tasks.metrics import Metrics, measured, short

@@ -20,11 +20,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.slicing.axes import Axes
+from fedrolex.core import FedrolexError
+from fedrolex.slicing import Axes, Rounding, Static, exact
 from fedrolex.slicing.inputs import Inputs
-from fedrolex.slicing.schemes import Static
-from fedrolex.slicing.windows import Rounding, exact
 
 BYTES = 4  # of a parameter
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)

@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
-from fedrolex.slicing.schemes import Scheme
-from fedrolex.slicing.windows import Window, exact
+from fedrolex.core import FedrolexError
+from fedrolex.slicing import Axes, Cat, Fixed, Layout, Prod, Ref, Scheme, Window, exact, refs
 
 CHUNK = 1024  # windows counted at once
 Fleet = Sequence[Fraction | str | float]

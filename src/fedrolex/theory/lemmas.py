@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.streams import words
+from fedrolex.core import FedrolexError, words
 
 NEGLIGIBLE = 1e-18  # where the integrand of Lemma 2 is cut off
 BITS = 64  # behind the point, for sums whose terms are far larger than the result
