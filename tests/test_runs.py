@@ -643,7 +643,7 @@ def test_callbacks_in_python_need_no_name() -> None:
 
 
 def test_all_numbers_are_on_the_board(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     recipe = FEW.with_settings(["callbacks=[drift, tensorboard]", "evaluation.metrics=[top5]", "rounds=2"])
     Run.create(tmp_path / "run", recipe).go(prepare(recipe))

@@ -3,8 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from fedrolex.clients import Failure, Job, LocalTraining, RoundPlan, Upload, Visit
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import CALLBACKS, DATASETS, ENGINES, METHODS, METRICS, MODELS, SCHEMES, TASKS
+from fedrolex.core import CALLBACKS, DATASETS, ENGINES, METHODS, METRICS, MODELS, SCHEMES, TASKS, FedrolexError
 from fedrolex.data.images import ImageSet
 from fedrolex.methods import (
     DSFL,
@@ -28,23 +27,10 @@ from fedrolex.methods import (
     Setup,
     SubModels,
 )
-from fedrolex.models.image_models import ImageModel
-from fedrolex.recipes.client import ClientRecipe
-from fedrolex.recipes.fleet import FleetRecipe
-from fedrolex.recipes.images import ImagesRecipe
-from fedrolex.recipes.partition import PartitionRecipe
-from fedrolex.recipes.recipe import Recipe
-from fedrolex.recipes.task import TaskRecipe
-from fedrolex.recipes.words import WordsRecipe
-from fedrolex.rounds.engine import Engine
-from fedrolex.rounds.fleet import Fleet
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server
-from fedrolex.runs.api import Trained, train
-from fedrolex.runs.callbacks import Callback
-from fedrolex.runs.prepare import prepare
-from fedrolex.runs.run import Run
-from fedrolex.runs.training import Training
+from fedrolex.models import ImageModel
+from fedrolex.recipes import ClientRecipe, FleetRecipe, ImagesRecipe, PartitionRecipe, Recipe, TaskRecipe, WordsRecipe
+from fedrolex.rounds import Engine, Fleet, Round, Server
+from fedrolex.runs import Callback, Run, Trained, Training, prepare, train
 from fedrolex.slicing import (
     Axes,
     Axis,
@@ -64,8 +50,7 @@ from fedrolex.slicing import (
     spread,
     trace,
 )
-from fedrolex.tasks import Classification, Examples, NextWord, Task
-from fedrolex.tasks.measure import Measure
+from fedrolex.tasks import Classification, Examples, Measure, NextWord, Task
 from fedrolex.theory.coverage import Coverage, coverage
 
 try:

@@ -15,8 +15,8 @@ from fedrolex.cli.data import data_app
 from fedrolex.cli.listing import list_command, show_command
 from fedrolex.cli.slice import slice_command
 from fedrolex.cli.train import resume_command, train_command
-from fedrolex.core.errors import FedrolexError
-from fedrolex.rounds.engine import out_of_memory
+from fedrolex.core import FedrolexError
+from fedrolex.rounds import out_of_memory
 
 app = typer.Typer(
     name="fedrolex",

@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.core.importing import resolve
 
 INPUT = "2x3x224x224"

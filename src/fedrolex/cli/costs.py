@@ -17,7 +17,7 @@ from fedrolex.cli.arguments import read_inputs
 from fedrolex.cli.console import console
 from fedrolex.cli.figures import check_figure, draw_costs
 from fedrolex.cli.options import AsJson, Settings
-from fedrolex.recipes.library import find_recipe
+from fedrolex.recipes import find_recipe
 from fedrolex.slicing import exact, trace
 from fedrolex.theory.costs import Cost, MeanCost, cost, fleet_mean, paper_rounding
 

@@ -17,8 +17,7 @@ from fedrolex.cli.arguments import build_model, read_inputs
 from fedrolex.cli.console import console, share
 from fedrolex.cli.figures import check_figure, draw_coverage
 from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, node_rows, show_lemmas, show_nodes
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import SCHEMES
+from fedrolex.core import SCHEMES, FedrolexError
 from fedrolex.slicing import Axes, Rolling, Scheme, exact, spread, trace
 from fedrolex.theory.coverage import Coverage, coverage
 

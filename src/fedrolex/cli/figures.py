@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrolex.cli.lemmas import LemmaRow, NodeRow
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.theory.costs import Cost, MeanCost
 from fedrolex.theory.lemmas import expected_rounds
 

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from fedrolex.cli.console import console
 from fedrolex.cli.options import AsJson, Settings
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import METHODS, PACKAGE, REGISTRIES
-from fedrolex.methods.needs import Needs
-from fedrolex.recipes.library import find_recipe, recipe_names
+from fedrolex.core import METHODS, FedrolexError
+from fedrolex.core.registry import PACKAGE, REGISTRIES
+from fedrolex.methods import Needs
+from fedrolex.recipes import find_recipe, recipe_names
 
 COLUMNS: dict[str, Callable[[Needs], bool]] = {
     "clients of several sizes": lambda needs: not needs.one_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.slicing import Axes
 
 COLOURS = {

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedrolex.recipes.recipe import Recipe
+from fedrolex.recipes import Recipe
 from fedrolex.runs.run import Progress as RoundDone
 from fedrolex.runs.training import LATE
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedrolex.runs.run import Run
+from fedrolex.runs import Run
 
 ACCURACIES = {
     "global_accuracy": "global accuracy",

@@ -14,12 +14,11 @@ from rich.table import Table
 
 from fedrolex.cli.arguments import INPUT, build_model, read_inputs
 from fedrolex.cli.console import console
-from fedrolex.core.errors import FedrolexError
-from fedrolex.slicing import Axes, exact, trace
+from fedrolex.core import FedrolexError
+from fedrolex.slicing import Axes, Rounding, exact, trace
 from fedrolex.slicing.axes import KINDS
 from fedrolex.slicing.rules.contractions import SPATIAL
 from fedrolex.slicing.trace import own_hints
-from fedrolex.slicing.windows import Rounding
 
 CAPACITIES = ["1", "1/2", "1/4", "1/8", "1/16"]
 

@@ -17,15 +17,12 @@ from fedrolex.cli.console import console
 from fedrolex.cli.options import AsJson, DataFolder, Settings
 from fedrolex.cli.progress import shown
 from fedrolex.cli.results import draw, show_results, verdict
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import ENGINES
-from fedrolex.recipes.library import find_recipe
-from fedrolex.recipes.recipe import Recipe
+from fedrolex.core import ENGINES, FedrolexError
+from fedrolex.recipes import Recipe, find_recipe
+from fedrolex.runs import Run, Training, prepare
 from fedrolex.runs.compare import alternatives
-from fedrolex.runs.prepare import prepare
-from fedrolex.runs.run import Run
 from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
-from fedrolex.runs.training import Training, pick_device
+from fedrolex.runs.training import pick_device
 from fedrolex.tasks.metrics import short
 
 QUICKSTART = "digits"
@@ -52,7 +49,7 @@ class Planned:
 def train_command(
     recipes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE]...", help="Recipes' names or YAML files.", show_default="the quickstart"),
+        typer.Argument(metavar="RECIPE", help="Recipes' names or YAML files.", show_default="the quickstart"),
     ] = None,
     settings: Settings = None,
     engine: Annotated[

@@ -1,14 +1,15 @@
 """Models for images by name: functions of what is asked for. A model of one's own is one more such function."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
 
 from fedrolex.core import FedrolexError
-from fedrolex.models import preresnet
 from fedrolex.models.convnet import ConvNet
 from fedrolex.models.lenet import LeNet
 from fedrolex.models.norms import Norm
+from fedrolex.models.preresnet import Plan, PreResNet
 from fedrolex.models.resnet import ResNet
 from fedrolex.models.vgg import VGG
 
@@ -52,28 +53,14 @@ def lenet(asked: ImageModel) -> nn.Module:
     return LeNet(asked.classes, asked.channels, asked.size, asked.wide(6))
 
 
-def resnet8(asked: ImageModel) -> nn.Module:
-    """ResNet of depth 8."""
-    return _resnet(8, asked)
+def _resnet(depth: int) -> Callable[[ImageModel], nn.Module]:
+    def build(asked: ImageModel) -> nn.Module:
+        return ResNet(depth, asked.classes, asked.channels, asked.size, asked.wide(16), asked.norm)
+
+    return build
 
 
-def resnet14(asked: ImageModel) -> nn.Module:
-    """ResNet of depth 14."""
-    return _resnet(14, asked)
-
-
-def resnet20(asked: ImageModel) -> nn.Module:
-    """ResNet of depth 20."""
-    return _resnet(20, asked)
-
-
-def resnet32(asked: ImageModel) -> nn.Module:
-    """ResNet of depth 32."""
-    return _resnet(32, asked)
-
-
-def _resnet(depth: int, asked: ImageModel) -> nn.Module:
-    return ResNet(depth, asked.classes, asked.channels, asked.size, asked.wide(16), asked.norm)
+resnet8, resnet14, resnet20, resnet32 = map(_resnet, (8, 14, 20, 32))
 
 
 def vgg11(asked: ImageModel) -> nn.Module:
@@ -81,23 +68,12 @@ def vgg11(asked: ImageModel) -> nn.Module:
     return VGG(asked.classes, asked.channels, asked.size, asked.wide(64), asked.norm)
 
 
-def preresnet18(asked: ImageModel) -> nn.Module:
-    """The paper's PreResNet18."""
-    return preresnet.PreResNet(_plan((2, 2, 2, 2), asked))
+def _preresnet(*blocks: int) -> Callable[[ImageModel], nn.Module]:
+    def build(asked: ImageModel) -> nn.Module:
+        own = {"classes": asked.classes, "channels": asked.channels, "size": asked.size, "width": asked.wide(64)}
+        return PreResNet(Plan(blocks=blocks, norm=asked.norm, scaler=asked.scaler, **own))
+
+    return build
 
 
-def preresnet34(asked: ImageModel) -> nn.Module:
-    """The deeper PreResNet34."""
-    return preresnet.PreResNet(_plan((3, 4, 6, 3), asked))
-
-
-def _plan(blocks: tuple[int, ...], asked: ImageModel) -> preresnet.Plan:
-    return preresnet.Plan(
-        blocks=blocks,
-        classes=asked.classes,
-        channels=asked.channels,
-        width=asked.wide(64),
-        norm=asked.norm,
-        scaler=asked.scaler,
-        size=asked.size,
-    )
+preresnet18, preresnet34 = _preresnet(2, 2, 2, 2), _preresnet(3, 4, 6, 3)

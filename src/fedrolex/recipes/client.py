@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedrolex.clients.work import LocalTraining
+from fedrolex.clients import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.core import FedrolexError, one_of
 from fedrolex.core.registry import Registry
-from fedrolex.slicing.capture import one_line
+from fedrolex.slicing import one_line
 
 REGISTRY = "registry"
 """In the metadata of a dataclass's field: the registry that knows which classes the field's value may have."""
@@ -66,7 +66,7 @@ def from_plain(cls: Any, data: Any, path: str = "", base: Any = None, unknown: U
         data = {"name": data}
     if not isinstance(data, Mapping):
         raise FedrolexError(f"recipe {path or 'file'} is {reprlib.repr(data)}: expected keys and values")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values = {}
     for key, value in data.items():
         where = f"{path}.{key}" if path else str(key)
@@ -80,6 +80,13 @@ def from_plain(cls: Any, data: Any, path: str = "", base: Any = None, unknown: U
         raise
     except Exception as error:
         raise FedrolexError(f"recipe {path}: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except NameError as error:
+        raise FedrolexError(f"{cls.__name__} has an annotation that cannot be read: {error}") from error
 
 
 def _did_you_mean(key: str, known: list[str]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.rounds.fleet import Fleet
-from fedrolex.slicing.windows import exact
+from fedrolex.core import FedrolexError
+from fedrolex.rounds import Fleet
+from fedrolex.slicing import exact
 
 LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
 INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")

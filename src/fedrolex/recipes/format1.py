@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from fedrolex.core.registry import METHODS
+from fedrolex.core import METHODS
 
 COMMON = {
     "rounding": "floor", "width": None, "able_only": False, "weighting": None, "norms": "shared", "rows": False,

@@ -7,27 +7,21 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from torch import nn
 
-from fedrolex.core.errors import FedrolexError, one_of
-from fedrolex.core.registry import DATASETS, MODELS
+from fedrolex.core import DATASETS, MODELS, FedrolexError, check_words
 from fedrolex.data.images import ImageSet, load_images
-from fedrolex.models.image_models import ImageModel
-from fedrolex.models.norms import Norm
-from fedrolex.models.represented import Represented
+from fedrolex.models import ImageModel, Norm, Represented
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.partition import PartitionRecipe
 from fedrolex.recipes.task import TaskRecipe, whole_path
-from fedrolex.rounds.fleet import Fleet
-from fedrolex.slicing.capture import one_line
-from fedrolex.slicing.windows import exact
-from fedrolex.tasks.classification import Classification
-from fedrolex.tasks.masking import Mask
+from fedrolex.rounds import Fleet
+from fedrolex.slicing import exact, one_line
+from fedrolex.tasks import Classification, Examples, Mask, Task
 from fedrolex.tasks.partition import hold_out
 from fedrolex.tasks.pixels import Pixels
-from fedrolex.tasks.task import Examples, Task
 
 SHAPES = {"digits": (10, 1, 8), "cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "fashion-mnist": (10, 1, 28)}
 Shape = tuple[int, int, int]
@@ -82,7 +76,7 @@ class ImagesRecipe(TaskRecipe):
             self._of(capacity, name)
         if len({exact(capacity) for capacity in self.models}) < len(self.models):
             raise FedrolexError(f"task.models has two models for one capacity: {', '.join(self.models)}")
-        one_of("task.norm", self.norm, get_args(Norm))
+        check_words("task", self)
         for name in ("width", "limit", "representation"):
             value = getattr(self, name)
             if value is not None and value < 1:

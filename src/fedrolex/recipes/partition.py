@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError, one_of
-from fedrolex.rounds.fleet import Fleet
-from fedrolex.slicing.windows import exact
+from fedrolex.core import FedrolexError, one_of
+from fedrolex.rounds import Fleet
+from fedrolex.slicing import exact
 from fedrolex.tasks.partition import Affinity, Partition, by_label, dirichlet, even, heterofl, rare_classes, shards
 
 PARTITIONS = ("iid", "labels", "heterofl", "dirichlet", "shards")

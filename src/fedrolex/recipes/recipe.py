@@ -9,12 +9,9 @@ from typing import Any, get_args
 
 import yaml
 
-from fedrolex.clients.slot import Precision
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError, one_of
-from fedrolex.core.registry import CALLBACKS, ENGINES, METHODS, TASKS
-from fedrolex.methods.fedrolex import FedRolex
-from fedrolex.methods.method import Method
+from fedrolex.clients import LocalTraining, Precision
+from fedrolex.core import CALLBACKS, ENGINES, METHODS, TASKS, FedrolexError, one_of
+from fedrolex.methods import FedRolex, Method
 from fedrolex.recipes import format1
 from fedrolex.recipes.client import ClientRecipe
 from fedrolex.recipes.decode import REGISTRY, from_plain, read_yaml, to_plain
@@ -22,7 +19,7 @@ from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.images import ImagesRecipe
 from fedrolex.recipes.settings import changed
 from fedrolex.recipes.task import TaskRecipe, whole_path
-from fedrolex.tasks.measure import Measure
+from fedrolex.tasks import Measure
 
 FORMAT = 2
 FREE = (

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import METHODS, TASKS
-from fedrolex.methods.method import Method
+from fedrolex.core import METHODS, TASKS, FedrolexError
+from fedrolex.methods import Method
 from fedrolex.recipes.decode import read_yaml
 
 COMMON = ("rounding", "weighting", "norms", "rows", "server_optimizer", "width", "able_only")

@@ -11,11 +11,10 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.recipes.fleet import FleetRecipe
-from fedrolex.rounds.fleet import Fleet
-from fedrolex.tasks.masking import Mask
-from fedrolex.tasks.task import Task
+from fedrolex.rounds import Fleet
+from fedrolex.tasks import Mask, Task
 
 
 @dataclass(frozen=True, kw_only=True)

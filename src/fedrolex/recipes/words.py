@@ -6,23 +6,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedrolex.core.errors import FedrolexError, one_of
+from fedrolex.core import FedrolexError, check_words
 from fedrolex.data.get import find_source, lacking
 from fedrolex.data.users import Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
-from fedrolex.models.words import WordTransformer
+from fedrolex.models import WordTransformer
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.task import TaskRecipe, whole_path
-from fedrolex.rounds.fleet import Fleet
-from fedrolex.tasks.masking import Mask
-from fedrolex.tasks.task import Examples, Task
-from fedrolex.tasks.words import NextWord, choose_users, count_words, read_sentences
+from fedrolex.rounds import Fleet
+from fedrolex.tasks import Examples, Mask, NextWord, Task
+from fedrolex.tasks.words import choose_users, count_words, read_sentences
 
 TEXTS = ("stackexchange", "blogs", "stackoverflow")
 POSITIVE = ("vocabulary", "length", "sentences", "test_sentences", "layers", "heads", "head_dim", "stream", "inner")
@@ -67,7 +66,7 @@ class WordsRecipe(TaskRecipe):
     slice: Slice = "attn+ffn"
 
     def __post_init__(self) -> None:
-        one_of("task.slice", self.slice, get_args(Slice))
+        check_words("task", self)
         for name in POSITIVE:
             if getattr(self, name) < 1:
                 raise FedrolexError(f"task.{name} is {getattr(self, name)}: give 1 or more")

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from fedrolex.recipes.recipe import Recipe
+from fedrolex.recipes import Recipe
 from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.prepare import prepare
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training
-from fedrolex.slicing.axes import Axes
-from fedrolex.tasks.task import Task
+from fedrolex.slicing import Axes
+from fedrolex.tasks import Task
 
 
 @dataclass(frozen=True)

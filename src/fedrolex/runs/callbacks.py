@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrolex.clients.messages import MODEL, Upload
-from fedrolex.core.errors import FedrolexError
+from fedrolex.clients import MODEL, Upload
+from fedrolex.core import FedrolexError
+from fedrolex.rounds import Round, State, out_of_memory
 from fedrolex.rounds.drift import Drift
-from fedrolex.rounds.engine import out_of_memory
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import State
-from fedrolex.slicing.capture import one_line
+from fedrolex.slicing import one_line
 
 if TYPE_CHECKING:
     from fedrolex.runs.training import Training

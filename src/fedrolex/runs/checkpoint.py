@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 
 FORMAT = "2"
 KIND = "fedrolex checkpoint"

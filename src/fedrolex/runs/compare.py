@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedrolex.methods.fedavg import FedAvg
-from fedrolex.recipes.recipe import Recipe
-from fedrolex.recipes.settings import carried
-from fedrolex.slicing.windows import exact
+from fedrolex.methods import FedAvg
+from fedrolex.recipes import Recipe, carried
+from fedrolex.slicing import exact
 
 
 def alternatives(recipe: Recipe) -> dict[str, Recipe]:

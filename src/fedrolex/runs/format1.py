@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedrolex.clients.messages import MODEL
-from fedrolex.core.errors import FedrolexError
-from fedrolex.rounds.server import State
+from fedrolex.clients import MODEL
+from fedrolex.core import FedrolexError
+from fedrolex.rounds import State
 
 RENAMED = {"labels:ids": "@public ids", "labels:labels": "@public labels", "adam:steps": "@steps"}
 COPIES = (" @public ids", " @public labels")  # every network had its own, all the same

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.training import Training
 

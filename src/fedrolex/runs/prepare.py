@@ -8,20 +8,18 @@ from pathlib import Path
 
 import torch
 
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import CALLBACKS, ENGINES
+from fedrolex.clients import LocalTraining
+from fedrolex.core import CALLBACKS, ENGINES, FedrolexError
 from fedrolex.data.where import data_folder
 from fedrolex.engines.gpu.precision import use_tf32
-from fedrolex.methods.setup import Setup
-from fedrolex.recipes.recipe import Recipe
-from fedrolex.rounds.engine import Engine
-from fedrolex.rounds.server import Server
+from fedrolex.methods import Setup
+from fedrolex.recipes import Recipe
+from fedrolex.rounds import Engine, Server
 from fedrolex.runs import checkpoint
 from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.training import Training, pick_device
-from fedrolex.slicing.capture import one_line
-from fedrolex.tasks.task import Task
+from fedrolex.slicing import one_line
+from fedrolex.tasks import Task
 
 
 def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Callback] = ()) -> Training:

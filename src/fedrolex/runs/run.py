@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.methods.method import size
-from fedrolex.recipes.recipe import Recipe
-from fedrolex.rounds.client_states import ClientStates
+from fedrolex.recipes import Recipe
+from fedrolex.rounds import ClientStates
 from fedrolex.runs import checkpoint, format1
 from fedrolex.runs.callbacks import tell
 from fedrolex.runs.metrics_file import NAME, MetricsFile, read_rows

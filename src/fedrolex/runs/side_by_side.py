@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from fedrolex.clients.dropout import has_dropout
+from fedrolex.clients import has_dropout
 from fedrolex.engines.gpu.sharing import GATE, own_stream
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training

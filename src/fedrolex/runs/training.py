@@ -12,22 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrolex.clients.messages import MODEL, Failure, Job, RoundPlan, Upload
-from fedrolex.clients.work import LocalTraining
-from fedrolex.core.errors import FedrolexError
-from fedrolex.core.registry import ENGINES
-from fedrolex.core.threads import spread_over, threads_for
+from fedrolex.clients import MODEL, Failure, Job, LocalTraining, RoundPlan, Upload
+from fedrolex.core import ENGINES, FedrolexError, spread_over, threads_for
 from fedrolex.engines.cpu.loop import Loop
-from fedrolex.methods.method import Method
-from fedrolex.rounds.average import Average
-from fedrolex.rounds.client_states import ClientStates
-from fedrolex.rounds.engine import Engine, out_of_memory
+from fedrolex.methods import Method
+from fedrolex.rounds import Average, ClientStates, Engine, Round, Server, State, out_of_memory
 from fedrolex.rounds.finite import not_finite
-from fedrolex.rounds.round import Round
-from fedrolex.rounds.server import Server, State, flat, sections
+from fedrolex.rounds.server import flat, sections
 from fedrolex.runs.callbacks import Callback, CallbackError, tell
-from fedrolex.slicing.capture import one_line
-from fedrolex.tasks.measure import Measure
+from fedrolex.slicing import one_line
+from fedrolex.tasks import Measure
 
 LATE = "managed only a part of its work (fleet.stragglers)"
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.core import METRICS, FedrolexError, one_of
+from fedrolex.core import METRICS, FedrolexError, check_words
 from fedrolex.models import collect, static_norms, with_statistics
 from fedrolex.tasks.task import Task
 
@@ -35,7 +35,7 @@ class Measure:
     metrics: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        one_of("evaluation.statistics", self.statistics, get_args(Statistics))
+        check_words("evaluation", self)
         for name in ("batch", "calibration"):
             if getattr(self, name) < 1:
                 raise FedrolexError(f"evaluation.{name} is {getattr(self, name)}: give at least 1")
