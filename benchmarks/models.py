@@ -191,11 +191,11 @@ def profiled(made: Training, engine: Engine, top: int) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     timed_round(made, engine)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         whole = timed_round(made, engine)
     spans, by_name, counts = [], Counter[str](), Counter[str]()
     for event in seen.events() or ():
-        if event.device_type.name == "CUDA":
+        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False):
             spans.append((event.time_range.start, event.time_range.end))
             by_name[event.name] += event.time_range.end - event.time_range.start
             counts[event.name] += 1
@@ -226,12 +226,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=[10, 32])
     parser.add_argument("--engines", default="loop,graph", help="in this order; speedups are over the first")
-    parser.add_argument("--steps", type=int, default=30, help="of a client in a round")
+    parser.add_argument("--steps", type=int, help="of a client in a round; 30, with --profile 10")
     parser.add_argument("--rounds", type=int, default=5, help="timed, of each engine")
     parser.add_argument("--queues", type=int, default=32, help="of the driver to the GPU; its own default is 8")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--top", type=int, default=12, help="kernels that --profile prints")
     options = parser.parse_args()
+    options.steps = (10 if options.profile else 30) if options.steps is None else options.steps
     names = options.engines.split(",")
     unknown = next((name for name in names if name not in ENGINES), None)
     if unknown is not None:
@@ -241,6 +242,10 @@ def main() -> None:
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(options.queues)  # read when CUDA starts
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here: use --device cpu, to try this script")
+    if options.profile and options.device == "cuda":
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")  # steps that are captured later are then seen, too
+        with torch.profiler.profile():
+            torch.zeros(1, device="cuda")
     figures: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(0) if options.device == "cuda" else None,
         "torch": torch.__version__,
