@@ -324,3 +324,11 @@ def tiny(asked: ImageModel) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(asked.channels * asked.size**2, wide), nn.ReLU(), nn.Linear(wide, asked.classes)
     )
+
+
+def test_finding_the_packages_own_things_does_not_look_into_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    assert METHODS.find("fedavg") is FedAvg
+    assert "" not in sys.path
+    told(lambda: METHODS.find("no_such_module:It"))
+    assert "" in sys.path

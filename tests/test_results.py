@@ -16,6 +16,7 @@ from fedrolex.cli import progress
 from fedrolex.cli.app import app
 from fedrolex.cli.progress import dropped
 from fedrolex.cli.results import show_results
+from fedrolex.cli.train import Planned, together
 from fedrolex.runs.compare import alternatives
 from fedrolex.runs.training import LATE
 
@@ -90,3 +91,10 @@ def test_a_comparison_is_on_the_same_data() -> None:
     for other in alternatives(recipe).values():
         task: Any = other.task
         assert (task.public, task.validation, task.models) == (0.1, 0.1, {})
+
+
+def test_runs_of_one_process_have_one_precision() -> None:
+    kinds = [Recipe(), Recipe(), Recipe(), Recipe(precision="bf16"), Recipe(precision="bf16")]
+    plans = [Planned(what, Path(what), recipe, Path(), Path()) for what, recipe in zip("abcde", kinds, strict=True)]
+    assert ["".join(plan.what for plan in some) for some in together(plans, 2)] == ["ab", "c", "de"]
+    assert ["".join(plan.what for plan in some) for some in together(plans, 9)] == ["abc", "de"]

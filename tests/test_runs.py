@@ -11,24 +11,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedrolex import (
     Callback,
     Classification,
     Examples,
+    FedAvg,
     FedrolexError,
     FleetRecipe,
     Recipe,
     Round,
     Run,
+    Server,
+    Static,
     Task,
     Training,
     Upload,
@@ -653,3 +657,33 @@ def test_all_numbers_are_on_the_board(tmp_path: Path) -> None:
     assert {"train_loss", "global_accuracy", "top5", "drift/1", "clients", "bytes_up"} <= tags
     assert not {"round", "void", "dropped"} & tags
     assert [event.step for event in board.Scalars("train_loss")] == [0, 1]
+
+
+# --- the model that comes out ---
+
+
+class Both(nn.Module):
+    """Two networks as one."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([part(x) for part in self.parts]).sum(0)
+
+
+class Ensemble(FedAvg):
+    """Judged by a module of its own."""
+
+    def judged(self, server: Server) -> nn.Module:
+        return Both(server.loaded(), server.loaded())
+
+
+def test_what_comes_out_is_what_was_measured_and_of_a_part_the_whole() -> None:
+    recipe = FEW.with_settings(["rounds=1", "method=fedavg", "method.width=1/2"])
+    part = train(recipe)
+    assert part.axes.parameters() == sum(p.numel() for p in part.model.parameters())
+    small = part.axes.cut(part.model, Static().window(part.axes, round=0, capacity="1/2"))
+    assert sum(p.numel() for p in small.parameters()) == part.axes.parameters("1/2")
+    assert isinstance(train(replace(recipe, method=Ensemble())).model, Both)

@@ -97,7 +97,7 @@ def train_command(
     if at_once > 1:
         os.environ.setdefault(*QUEUES)
     results: dict[Path, dict[str, Any]] = {}
-    for some in _together([plan for group in groups for plan in group], at_once):
+    for some in together([plan for group in groups for plan in group], at_once):
         results |= _train(some, as_json)
     _report(groups, results, as_json)
 
@@ -175,7 +175,7 @@ def _seeds(text: str) -> list[int]:
     return found
 
 
-def _together(plans: Sequence[Planned], at_once: int) -> Iterator[list[Planned]]:
+def together(plans: Sequence[Planned], at_once: int) -> Iterator[list[Planned]]:
     """Plans in groups that may be trained at once: of one precision, which is a switch of the whole process."""
     some: list[Planned] = []
     for plan in plans:

@@ -10,12 +10,15 @@ from typing import Any
 from fedrolex.core.errors import FedrolexError
 
 
-def resolve(path: str) -> Any:
-    """The object behind ``package.module:attribute`` (dotted attributes allowed)."""
+def resolve(path: str, *, here: bool = True) -> Any:
+    """The object behind ``package.module:attribute`` (dotted attributes allowed).
+
+    With ``here``, modules in the current folder are found, too, and first.
+    """
     module_name, colon, attributes = path.partition(":")
     if not (module_name and colon and attributes):
         raise FedrolexError(f"{path!r} is not MODULE:FACTORY: give e.g. torchvision.models:resnet18")
-    if "" not in sys.path:
+    if here and "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found: Any = importlib.import_module(module_name)

@@ -66,7 +66,7 @@ class Registry:
         if place is None and name in (installed := self._installed()):
             place = installed[name].value
         try:
-            return _named(self._checked(resolve(place or name), name), name)
+            return _named(self._checked(resolve(place or name, here=place is None), name), name)
         except FedrolexError as error:
             raise FedrolexError(f"{key or self.key} is {name!r}: {error}") from error
 
@@ -118,7 +118,7 @@ class Registry:
         if self.base is None:
             fits = callable(thing)
         else:
-            fits = isinstance(thing, type) and issubclass(thing, resolve(self.base))
+            fits = isinstance(thing, type) and issubclass(thing, resolve(self.base, here=False))
         if not fits:
             what = f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
             raise FedrolexError(f"{name} is {what}, not a {self.kind}: give {self.expected}")
