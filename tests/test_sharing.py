@@ -45,6 +45,15 @@ def test_a_stream_that_is_given_back_is_free_again() -> None:
     assert streams.take(DEVICE) == held[7]
 
 
+def test_whoever_comes_later_gets_the_same_streams_again() -> None:
+    """Libraries keep workspaces for every stream that they were used on."""
+    streams = Streams(pool())
+    for _ in range(5):
+        held = [streams.take(DEVICE) for _ in range(3)]
+        assert [stream.cuda_stream for stream in held] == [0, 1, 2]
+        streams.give_back(*held)
+
+
 def test_where_all_are_held_those_of_the_fewest_are_shared() -> None:
     streams = Streams(pool())
     twice = [streams.take(DEVICE) for _ in range(2 * POOL)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,25 +48,13 @@ def captured(
             reset()
         stream.synchronize()
         try:
-            with _no_collection(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as failure:
             if out_of_memory(failure):
                 raise
             raise FedrolexError(f"a step cannot be captured ({one_line(failure)}): use engine loop") from failure
     return graph.replay
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Inside, no garbage is collected: garbage may be graphs and tensors of other runs."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

@@ -29,41 +29,47 @@ class Gate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._passing = 0
+        self._passing: set[int] = set()  # threads
+        self._alone: int | None = None
         self._asking = 0
-        self._taken = False
-        self._mine = threading.local()
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Inside, no other thread is alone."""
-        outermost = not self._holds()
-        if outermost:
-            self._step_in()
+        me = threading.get_ident()
+        if me in self._passing or me == self._alone:
+            yield
+            return
+        self._step_in(me)
         try:
             yield
         finally:
-            if outermost:
-                self._step_out()
+            self._step_out(me)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Inside, no other thread passes."""
-        if getattr(self._mine, "alone", False):
+        me = threading.get_ident()
+        if me == self._alone:
             yield
             return
-        passed = self._holds()
-        if passed:
-            self._step_out()
+        passed = me in self._passing
+        self._step_out(me)
         try:
-            self._take()
-            try:
-                yield
-            finally:
-                self._give_back()
+            with self._changed:
+                self._asking += 1
+                try:
+                    self._changed.wait_for(lambda: self._alone is None and not self._passing)
+                    self._alone = me
+                finally:
+                    self._asking -= 1
+            yield
         finally:
+            with self._changed:
+                self._alone = None if self._alone == me else self._alone
+                self._changed.notify_all()
             if passed:
-                self._step_in()
+                self._step_in(me)
 
     @property
     def asked(self) -> bool:
@@ -72,40 +78,19 @@ class Gate:
 
     def pause(self) -> None:
         """Let a thread that asks to be alone go first."""
-        if self.asked and getattr(self._mine, "passing", False):
-            self._step_out()
-            self._step_in()
+        me = threading.get_ident()
+        if self.asked and me in self._passing:
+            self._step_out(me)
+            self._step_in(me)
 
-    def _holds(self) -> bool:
-        return getattr(self._mine, "passing", False) or getattr(self._mine, "alone", False)
-
-    def _step_in(self) -> None:
+    def _step_in(self, thread: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not (self._taken or self._asking))
-            self._passing += 1
-        self._mine.passing = True
+            self._changed.wait_for(lambda: self._alone is None and not self._asking)
+            self._passing.add(thread)
 
-    def _step_out(self) -> None:
-        self._mine.passing = False
+    def _step_out(self, thread: int) -> None:
         with self._changed:
-            self._passing -= 1
-            self._changed.notify_all()
-
-    def _take(self) -> None:
-        with self._changed:
-            self._asking += 1
-            try:
-                self._changed.wait_for(lambda: not (self._taken or self._passing))
-                self._taken = True
-            finally:
-                self._asking -= 1
-                self._changed.notify_all()
-        self._mine.alone = True
-
-    def _give_back(self) -> None:
-        self._mine.alone = False
-        with self._changed:
-            self._taken = False
+            self._passing.discard(thread)
             self._changed.notify_all()
 
 
@@ -119,23 +104,27 @@ class Streams:
     def __init__(self, pooled: Callable[[torch.device], Any] = torch.cuda.Stream) -> None:
         self._pooled = pooled
         self._lock = threading.Lock()
+        self._known: dict[torch.device, list[Any]] = {}
         self._holders: Counter[int] = Counter()
 
     def take(self, device: torch.device) -> Any:
-        """A stream that nobody holds; where all are held, one of those that the fewest hold."""
+        """The first stream that nobody holds, whose libraries' workspaces may be there already.
+
+        Where all streams are held, one of those that the fewest hold.
+        """
         with self._lock:
-            found = min((self._pooled(device) for _ in range(POOL)), key=self._held)
-            self._holders[found.cuda_stream] += 1
-        return found
+            if device not in self._known:
+                found = [self._pooled(device) for _ in range(POOL)]
+                self._known[device] = list({stream.cuda_stream: stream for stream in found}.values())
+            taken = min(self._known[device], key=lambda stream: self._holders[stream.cuda_stream])
+            self._holders[taken.cuda_stream] += 1
+        return taken
 
     def give_back(self, *streams: Any) -> None:
         """The holder is done with streams."""
         with self._lock:
             for stream in streams:
                 self._holders[stream.cuda_stream] -= 1
-
-    def _held(self, stream: Any) -> int:
-        return self._holders[stream.cuda_stream]
 
 
 GATE = Gate()

@@ -24,11 +24,7 @@ def table(device: torch.device, *columns: Sequence[int]) -> Tensor:
 def tiles(device: torch.device, x: Values, pixels: int, rows: int, columns: int) -> Tensor:
     """Client, block of pixels, block of channels for every program, the widest clients first.
 
-    Args:
-        device: of the table.
-        x: whose channels are divided.
-        pixels: of a batch.
-        rows, columns: pixels and channels of a block.
+    A batch of ``x`` has ``pixels``, a block has ``rows`` of them and ``columns`` channels.
     """
     blocks = -(-pixels // rows)
     found = [
@@ -49,15 +45,10 @@ def column_tiles(device: torch.device, x: Values, columns: int) -> Tensor:
 def weight_tiles(
     device: torch.device, ins: Sequence[int], outs: Sequence[int], taps: int, shape: Tiling, used: list[int]
 ) -> Tensor:
-    """Client, which taps, block of input channels, of output channels, and place of the sum of squares.
+    """Client, which of the groups of taps, block of input channels, of output channels, place of the sum of squares.
 
-    Args:
-        device: of the table.
-        ins, outs: channels of every client.
-        taps: in how many groups a filter's taps are taken.
-        shape: of a block.
-        used: places of sums of squares that every client has used so far; where a program has the whole sum of a
-            gradient, it takes the next one.
+    ``used`` are the places of sums of squares that every client has used so far; a program that has the whole sum of a
+    gradient takes the next one.
     """
     found = []
     for client in sorted(range(len(outs)), key=lambda k: -outs[k]):
