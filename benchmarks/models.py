@@ -226,13 +226,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=[10, 32])
     parser.add_argument("--engines", default="loop,graph", help="in this order; speedups are over the first")
-    parser.add_argument("--steps", type=int, help="of a client in a round; 30, with --profile 10")
-    parser.add_argument("--rounds", type=int, default=5, help="timed, of each engine")
+    parser.add_argument("--steps", type=int, help="of a client in a round; 50, with --profile 10")
+    parser.add_argument("--rounds", type=int, default=4, help="timed, of each engine")
     parser.add_argument("--queues", type=int, default=32, help="of the driver to the GPU; its own default is 8")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--top", type=int, default=12, help="kernels that --profile prints")
     options = parser.parse_args()
-    options.steps = (10 if options.profile else 30) if options.steps is None else options.steps
+    options.steps = (10 if options.profile else 50) if options.steps is None else options.steps
     names = options.engines.split(",")
     unknown = next((name for name in names if name not in ENGINES), None)
     if unknown is not None:
