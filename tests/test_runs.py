@@ -40,6 +40,7 @@ from fedrolex import (
     train,
 )
 from fedrolex.cli.app import app
+from fedrolex.recipes import find_recipe
 from fedrolex.rounds.server import State
 from fedrolex.runs import checkpoint as checkpoints
 from fedrolex.tasks.partition import even
@@ -137,12 +138,8 @@ def test_killed_with_sigkill_it_resumes_to_the_same_bits(seed: int, tmp_path: Pa
     long += ["compare=false", "device=cpu", "callbacks=[]"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run(
-        command("train", *settings(long), "--out", str(whole), "--json"),
-        check=True,
-        capture_output=True,
-        env=environment,
-    )
+    recipe = find_recipe("digits").with_settings(long)
+    Run.create(whole, recipe).go(prepare(recipe))
     chance = random.Random(seed)
     started = subprocess.Popen(
         command("train", *settings(long), "--out", str(broken)),
