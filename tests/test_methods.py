@@ -239,7 +239,7 @@ def test_what_methods_need() -> None:
         (["method=fedet", "task.public=0"], "fedet needs public examples"),
         (["method=fjord", 'method.widths=["1/4", "1"]'], "method.widths has no 1/2"),
         (["method=fjord", "method.alpha=2"], "between 0 and 1"),
-        (["method=fedprox", "method.mu=-1"], "give 0 or more"),
+        (["method=fedprox", "method.mu=-1"], "method.mu is -1.0: give a number of at least 0"),
         (["method=fedrolex", "method.server_optimizer={name: sgd, momentum: 1}"], "give 0 or more, below 1"),
         (["method=fedavg", "fleet.stragglers=2"], "give a chance between 0 and 1"),
         (["method=fedavg", "method.width=1", "method.able_only=true", 'fleet.capacities=["1/2"]'], "nobody in the"),

@@ -8,8 +8,8 @@ shapes that depend on the widths alone: an engine may run a step eagerly, for ma
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, isfinite
-from typing import ClassVar, Literal, get_args
+from math import ceil
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedrolex.clients.optimizer import Memory, Rate, adam, sgd
 from fedrolex.clients.slot import Slot
 from fedrolex.clients.visit import Visit
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, check_numbers, check_words
 from fedrolex.tasks import Mask, masked
 
 Optimizer = Literal["sgd", "adam"]
@@ -56,23 +56,14 @@ class LocalTraining:
     """Names of what :meth:`before` puts into ``visit.constants`` for :meth:`pull` and :meth:`correct` to read."""
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch", 1), ("momentum", 0), ("weight_decay", 0)):
-            if getattr(self, name) < low:
-                raise FedrolexError(f"client.{name} is {getattr(self, name)}: give at least {low}")
-        for name in ("lr", "clip", "decay"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and isfinite(value)):
-                raise FedrolexError(f"client.{name} is {value}: give a number above 0")
-        if not (isfinite(self.momentum) and isfinite(self.weight_decay)):
-            raise FedrolexError("client.momentum and client.weight_decay must be finite")
+        check_words("client", self)
+        least = {"epochs": 1, "batch": 1, "momentum": 0, "weight_decay": 0}
+        positive = ("lr", "decay") if self.clip is None else ("lr", "decay", "clip")
+        check_numbers("client", self, least=least, positive=positive)
         if self.momentum >= 1:
             raise FedrolexError(f"client.momentum is {self.momentum}: give 0 or more, below 1")
         if any(milestone < 0 for milestone in self.milestones):
             raise FedrolexError(f"client.milestones is {list(self.milestones)}: give rounds, 0 or more")
-        if self.optimizer not in get_args(Optimizer):
-            raise FedrolexError(f"client.optimizer is {self.optimizer!r}: use one of {', '.join(get_args(Optimizer))}")
-        if self.mask not in get_args(Mask):
-            raise FedrolexError(f"client.mask is {self.mask!r}: use one of {', '.join(get_args(Mask))}")
 
     @cached_property
     def changed(self) -> frozenset[str]:

@@ -4,23 +4,21 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from fedrolex.clients import MODEL, Upload
-from fedrolex.core import FedrolexError, one_of
-from fedrolex.methods.method import Method
+from fedrolex.clients import MODEL
+from fedrolex.core import FedrolexError
 from fedrolex.methods.server_optimizer import ServerOptimizer
+from fedrolex.methods.settings import Weighted
 from fedrolex.models import norm_parameters
 from fedrolex.rounds import Round, Server, State
 
-Weighting = Literal["uniform", "samples"]
 Norms = Literal["shared", "per_capacity"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging(Method):
+class Averaging(Weighted):
     """Every position is averaged over the clients that hold it.
 
     Attributes:
-        weighting: of a client in the average: ``uniform``, or ``samples``, by its number of examples.
         norms: ``shared``, or ``per_capacity``: every capacity keeps scales and shifts of its own; the server's model
             has those of the largest.
         rows: average a class's part of the output layer over the clients that hold the class only. They must say
@@ -29,14 +27,9 @@ class Averaging(Method):
             :class:`~fedrolex.methods.server_optimizer.ServerOptimizer`.
     """
 
-    weighting: Weighting = "uniform"
     norms: Norms = "shared"
     rows: bool = False
     server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
-
-    def __post_init__(self) -> None:
-        one_of("method.weighting", self.weighting, ("uniform", "samples"))
-        one_of("method.norms", self.norms, ("shared", "per_capacity"))
 
     def begin(self, server: Server) -> State:
         """Norms of every capacity, and what the server's optimiser remembers."""
@@ -56,10 +49,6 @@ class Averaging(Method):
         """The axis of the classes, where ``rows`` asks for it."""
         return find_label_axis(server, "method.rows") if self.rows else None
 
-    def weight(self, upload: Upload) -> float:
-        """A client's weight in the average."""
-        return weight_of(upload, self.weighting)
-
     def finish(self, round: Round) -> State:
         """The average, moved on by the server's optimiser."""
         new = round.average.result()
@@ -67,11 +56,6 @@ class Averaging(Method):
             largest = {**round.state, **new}[_own(max(self.sizes(round.server)))]
             new[MODEL] |= {name: tensor.clone() for name, tensor in largest.items()}
         return self.server_optimizer.moved(round.state, new, round.server.trainable())
-
-
-def weight_of(upload: Upload, weighting: Weighting) -> float:
-    """A client's weight in an average."""
-    return float(upload.examples) if weighting == "samples" else 1.0
 
 
 def find_label_axis(server: Server, what: str) -> str:

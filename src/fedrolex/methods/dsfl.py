@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit
-from fedrolex.core import FedrolexError, check_numbers, one_of, sample, shuffle, words
+from fedrolex.core import FedrolexError, check_numbers, sample, shuffle, words
 from fedrolex.methods.distillation import scores
 from fedrolex.methods.families import Families
 from fedrolex.methods.method import size
@@ -85,7 +85,6 @@ class DSFL(Families):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("method.reduce", self.reduce, get_args(Reduction))
         least = {"examples": 2, "epochs": 0, "batch": 2}
         check_numbers("method", self, least=least, positive=("temperature", "lr"))
 

@@ -4,28 +4,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fedrolex.clients import MODEL, Network
-from fedrolex.core import FedrolexError, one_of
-from fedrolex.methods.method import Method
+from fedrolex.core import FedrolexError
+from fedrolex.methods.settings import FirstNodes
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Server
-from fedrolex.slicing import Rounding, Scheme, Static, exact
+from fedrolex.slicing import exact
 from fedrolex.tasks import Classification
 
 
 @dataclass(frozen=True, kw_only=True)
-class Families(Method):
+class Families(FirstNodes):
     """Clients train the first nodes of the server's model or, where ``task.models`` has one, a network of their own.
 
     A network of a capacity has the capacity's name, and so has the section of its tensors.
-
-    Attributes:
-        rounding: of β · K: ``floor`` or ``ceil``; at least one node is kept.
     """
-
-    rounding: Rounding = "floor"
-
-    def __post_init__(self) -> None:
-        one_of("method.rounding", self.rounding, ("floor", "ceil"))
 
     def check(self, setup: Setup) -> None:
         """Every network of its own must be somebody's."""
@@ -45,7 +37,3 @@ class Families(Method):
     def network(self, server: Server, capacity: Fraction) -> str:
         """The capacity's own network, or the server's model."""
         return str(capacity) if str(capacity) in server.networks else MODEL
-
-    def windows(self, server: Server) -> Scheme:
-        """The first nodes."""
-        return Static(rounding=self.rounding)

@@ -6,7 +6,6 @@ Requirements", 2018. FedRolex with windows drawn anew every round, aligned along
 
 from dataclasses import dataclass
 
-from fedrolex.core import one_of
 from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.needs import Needs
 from fedrolex.rounds import Server
@@ -25,11 +24,6 @@ class FedDropout(Averaging):
     scope: Scope = "client"
     rounding: Rounding = "floor"
     needs = Needs(larger_server=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("method.scope", self.scope, ("round", "capacity", "client"))
-        one_of("method.rounding", self.rounding, ("floor", "ceil"))
 
     def windows(self, server: Server) -> Scheme:
         """Random nodes."""

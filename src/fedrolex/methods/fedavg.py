@@ -17,7 +17,3 @@ class FedAvg(OneSize, Averaging):
     """One model of ``width`` for everyone, or for everyone who can hold it; its weights are averaged."""
 
     needs = Needs(one_size=True)
-
-    def __post_init__(self) -> None:
-        OneSize.__post_init__(self)
-        Averaging.__post_init__(self)

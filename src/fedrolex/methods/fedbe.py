@@ -7,7 +7,7 @@ examples together; sharpen; teach the average, averaging its weights along the w
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from fedrolex.clients import MODEL, Tensors, Upload
-from fedrolex.core import check_numbers, one_of, words
-from fedrolex.methods.averaging import Weighting, weight_of
+from fedrolex.core import check_numbers, words
 from fedrolex.methods.distillation import AT_ONCE, Group, Public, teaching
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
+from fedrolex.methods.settings import Weighted, Weighting
 from fedrolex.rounds import Round, State
 
 Posterior = Literal["gaussian", "released", "dirichlet"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBE(OneSize):
+class FedBE(OneSize, Weighted):
     """FedAvg by samples, then the ensemble.
 
     Attributes:
@@ -63,12 +63,6 @@ class FedBE(OneSize):
         least = {"samples": 0, "spread": 0, "epochs": 0, "batch": 2, "lr": 0, "momentum": 0, "weight_decay": 0,
                  "average_from": 1, "average_every": 1}  # fmt: skip
         check_numbers("method", self, least=least, positive=("concentration", "sharpen"))
-        one_of("method.weighting", self.weighting, ("uniform", "samples"))
-        one_of("method.posterior", self.posterior, get_args(Posterior))
-
-    def weight(self, upload: Upload) -> float:
-        """A client's weight in the average."""
-        return weight_of(upload, self.weighting)
 
     def take(self, round: Round, upload: Upload) -> None:
         """Average the answer, and keep it as a teacher."""

@@ -130,6 +130,7 @@ class FedGKT(Method):
     needs = Needs(client_state=True, uploads=True, larger_server=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         least = {"alpha": 0, "server_alpha": 0, "weight_decay": 0, "server_epochs": 1, "server_batch": 2}
         check_numbers("method", self, least=least, positive=("temperature", "lr"))
 

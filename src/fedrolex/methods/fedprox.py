@@ -6,13 +6,12 @@ sends what it has.
 """
 
 from dataclasses import asdict, dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
 
 from fedrolex.clients import Job, LocalTraining, Memory, Visit
-from fedrolex.core import FedrolexError
+from fedrolex.core import check_numbers
 from fedrolex.methods.fedavg import FedAvg
 from fedrolex.methods.setup import Setup
 
@@ -45,8 +44,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.mu >= 0 and isfinite(self.mu)):
-            raise FedrolexError(f"method.mu is {self.mu}: give 0 or more")
+        check_numbers("method", self, least={"mu": 0})
 
     def work(self, setup: Setup) -> LocalTraining:
         """The proximal term; without one, plain training."""

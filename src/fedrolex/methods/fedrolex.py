@@ -7,7 +7,6 @@ server averages each position over the clients that held it and keeps the rest.
 
 from dataclasses import dataclass
 
-from fedrolex.core import one_of
 from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.needs import Needs
 from fedrolex.rounds import Server
@@ -31,7 +30,6 @@ class FedRolex(Averaging):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("method.rounding", self.rounding, ("floor", "ceil"))
         Rolling(overlap=self.overlap)
 
     def windows(self, server: Server) -> Scheme:

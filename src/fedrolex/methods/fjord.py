@@ -21,7 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Loss, Rate, Slot, Tensors, Upload, Visit, in_precision
 from fedrolex.core import FedrolexError, check_numbers, words
-from fedrolex.methods.averaging import Averaging, Weighting
+from fedrolex.methods.averaging import Averaging
+from fedrolex.methods.settings import Weighting
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Round, Server, State
 from fedrolex.slicing import Arc, Axes, Ordered, Region, Scheme, Window, exact

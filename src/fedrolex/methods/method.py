@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Network, Tensors, Upload
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, check_words
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Member, Round, Server, State
@@ -33,6 +33,9 @@ class Method:
 
     name: ClassVar[str] = "method"
     needs: ClassVar[Needs] = Needs()
+
+    def __post_init__(self) -> None:
+        check_words("method", self)
 
     # --- before the first round ---
 

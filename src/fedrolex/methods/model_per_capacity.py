@@ -6,30 +6,20 @@ from fractions import Fraction
 from torch import Tensor
 
 from fedrolex.clients import MODEL, Upload
-from fedrolex.core import one_of
-from fedrolex.methods.averaging import Weighting, weight_of
 from fedrolex.methods.distillation import Group
 from fedrolex.methods.families import Families
+from fedrolex.methods.settings import Weighted
 from fedrolex.rounds import Round, Server, State
 from fedrolex.slicing import WHOLE, Window
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelPerCapacity(Families):
+class ModelPerCapacity(Families, Weighted):
     """Clients are averaged with those of their capacity; a subclass then lets the capacities' models learn.
 
     The model of a capacity is a network of its own, or lies in whole tensors of the server's model, in a section
     ``model@capacity``, of which only the capacity's first nodes are used.
-
-    Attributes:
-        weighting: of a client in the average: ``uniform``, or ``samples``, by its number of examples.
     """
-
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("method.weighting", self.weighting, ("uniform", "samples"))
 
     def sections(self, server: Server, capacity: Fraction) -> tuple[str, ...]:
         """The capacity's model."""
@@ -47,10 +37,6 @@ class ModelPerCapacity(Families):
             self.sections(server, level)[0]: {name: tensor.clone() for name, tensor in model.items()}
             for level in self.parts(server)
         }
-
-    def weight(self, upload: Upload) -> float:
-        """A client's weight in the average."""
-        return weight_of(upload, self.weighting)
 
     def take(self, round: Round, upload: Upload) -> None:
         """Average the answer, and keep it as a teacher."""

@@ -6,29 +6,27 @@ from fractions import Fraction
 from torch import nn
 
 from fedrolex.clients import MODEL, Network
-from fedrolex.core import FedrolexError, one_of
-from fedrolex.methods.method import Method
+from fedrolex.core import FedrolexError
+from fedrolex.methods.settings import FirstNodes
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Fleet, Member, Server
-from fedrolex.slicing import Rounding, Scheme, Static, exact
+from fedrolex.slicing import exact
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneSize(Method):
+class OneSize(FirstNodes):
     """Everyone trains the first nodes of every layer, as many as ``width`` says.
 
     Attributes:
         width: what everyone trains, as a part of the task's model; null is the smallest capacity of the fleet.
         able_only: only clients that can hold ``width`` take part.
-        rounding: of width · K: ``floor`` or ``ceil``; at least one node is kept.
     """
 
     width: str | None = None
     able_only: bool = False
-    rounding: Rounding = "floor"
 
     def __post_init__(self) -> None:
-        one_of("method.rounding", self.rounding, ("floor", "ceil"))
+        super().__post_init__()
         if self.width is not None:
             exact(self.width)
 
@@ -47,10 +45,6 @@ class OneSize(Method):
         """The server's model; at full width it need not be one that can be cut."""
         whole = self.capacity(setup.fleet, setup.scale) == 1
         return {MODEL: setup.network(lambda: setup.task.build(setup.scale), "weights", whole=whole)}
-
-    def windows(self, server: Server) -> Scheme:
-        """The first nodes."""
-        return Static(rounding=self.rounding)
 
     def sizes(self, server: Server) -> list[Fraction]:
         """One."""

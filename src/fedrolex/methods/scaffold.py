@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Slot, Tensors, Upload, Visit
-from fedrolex.core import FedrolexError, one_of
-from fedrolex.methods.averaging import Weighting, weight_of
+from fedrolex.core import FedrolexError
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
+from fedrolex.methods.settings import Weighted
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Round, Server, State
 
@@ -96,26 +96,18 @@ class GradientControlledTraining(ControlledTraining):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(OneSize):
+class Scaffold(OneSize, Weighted):
     """One model of ``width`` for everyone, with control variates.
 
     Attributes:
         option: how a client renews its variate, see above.
         denominator: of option II: ``steps`` is K · η, as in the paper, which has no momentum; ``momentum`` is what a
             gradient that stays the same moves a client by in K steps, the same where there is no momentum.
-        weighting: of a client in the average: ``uniform``, or ``samples``.
     """
 
     option: Option = "II"
     denominator: Denominator = "momentum"
-    weighting: Weighting = "uniform"
     needs = Needs(one_size=True, client_state=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("method.option", self.option, ("I", "II"))
-        one_of("method.denominator", self.denominator, ("steps", "momentum"))
-        one_of("method.weighting", self.weighting, ("uniform", "samples"))
 
     def work(self, setup: Setup) -> LocalTraining:
         """Controlled steps."""
@@ -133,10 +125,6 @@ class Scaffold(OneSize):
     def send(self, server: Server, job: Job) -> Mapping[str, Tensors]:
         """c, in the shapes of the client's window."""
         return {CONTROL: server.main.axes.take(server.state[CONTROL], job.window)}
-
-    def weight(self, upload: Upload) -> float:
-        """A client's weight in the average."""
-        return weight_of(upload, self.weighting)
 
     def take(self, round: Round, upload: Upload) -> None:
         """Add up how the clients' variates changed."""

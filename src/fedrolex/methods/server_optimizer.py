@@ -7,13 +7,13 @@ optimiser moved could become negative.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedrolex.clients import MODEL
-from fedrolex.core import FedrolexError, check_numbers
+from fedrolex.core import FedrolexError, check_numbers, check_words
 from fedrolex.rounds import State
 
 FIRST, SECOND = "server_optimizer.first", "server_optimizer.second"
@@ -40,10 +40,7 @@ class ServerOptimizer:
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(Kind):
-            raise FedrolexError(
-                f"method.server_optimizer.name is {self.name!r}: use one of {', '.join(get_args(Kind))}"
-            )
+        check_words("method.server_optimizer", self)
         check_numbers("method.server_optimizer", self, least={}, positive=("lr", "floor"))
         for name in ("momentum", "second"):
             if not 0 <= getattr(self, name) < 1:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, one_of
 from fedrolex.models.norms import GROUPS, Norm, make_norm
 from fedrolex.slicing import Hints
 
@@ -45,8 +45,7 @@ class Plan:
     groups: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.norm not in get_args(Norm):
-            raise FedrolexError(f"norm {self.norm!r} is unknown: use one of {', '.join(get_args(Norm))}")
+        one_of("norm", self.norm, get_args(Norm))
         object.__setattr__(self, "groups", GROUPS if self.norm == "group" else 1)
         if self.width < 1 or (self.groups > 1 and (self.width % self.groups or self.width == self.groups)):
             wanted = f"a multiple of {self.groups} above it" if self.groups > 1 else "1 or more"

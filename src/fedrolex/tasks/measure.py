@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.core import METRICS, FedrolexError, check_words
+from fedrolex.core import METRICS, FedrolexError, check_numbers, check_words
 from fedrolex.models import collect, static_norms, with_statistics
 from fedrolex.tasks.task import Task
 
@@ -36,9 +36,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         check_words("evaluation", self)
-        for name in ("batch", "calibration"):
-            if getattr(self, name) < 1:
-                raise FedrolexError(f"evaluation.{name} is {getattr(self, name)}: give at least 1")
+        check_numbers("evaluation", self, least={"batch": 1, "calibration": 1})
         for name in self.metrics:
             METRICS.find(name)
 
