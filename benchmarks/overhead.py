@@ -18,19 +18,18 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from fedrolex import ClientRecipe, ImagesRecipe, Recipe, Training, prepare
 from fedrolex.core.streams import shuffle
-from fedrolex.runs import ClientRecipe, ImagesRecipe, Recipe, prepare
-from fedrolex.runs.training import Training
 
 
 def bare(training: Training, modules: dict[int, nn.Module], round: int) -> None:
     """The client steps of a round and nothing else."""
-    work, task = training.method.client, training.task
+    work, task, seed = training.work, training.server.task, training.server.seed
     for client, module in modules.items():
         data = task.client(client)
         optimiser = torch.optim.SGD(module.parameters(), lr=work.lr, momentum=work.momentum)
         for epoch in range(work.epochs):
-            order = torch.from_numpy(shuffle(len(data), training.seed, "batches", round, client, epoch))
+            order = torch.from_numpy(shuffle(len(data), seed, "batches", round, client, epoch))
             for batch in order.split(work.batch):
                 optimiser.zero_grad()
                 task.loss(module(task.inputs(data.x[batch])), data.y[batch]).backward()
@@ -45,22 +44,23 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     client = ClientRecipe(epochs=options.epochs, lr=0.02)
-    recipe = replace(Recipe(device="cpu"), client=client, task=ImagesRecipe(width=options.width))
-    recipe = recipe.with_settings(["fleet.clients=10", "fleet.cohort=10"])
-    training = prepare(recipe)
+    recipe = replace(Recipe(device="cpu", engine="loop"), client=client, task=ImagesRecipe(width=options.width))
+    training = prepare(recipe.with_settings(["fleet.clients=10", "fleet.cohort=10"]))
     training.run_round()
-    modules = {job.client: training.axes.cut(training.model, job.window).train() for job in training._plan().jobs}
+    server = training.server
+    jobs = training.method.jobs(server, server.round)
+    modules = {job.client: server.main.axes.cut(server.main.module, job.window).train() for job in jobs}
     ratios, ours, theirs = [], [], []
     for _ in range(options.pairs):
         start = time.process_time()
         training.run_round()
         middle = time.process_time()
-        bare(training, modules, training.round)
+        bare(training, modules, server.round)
         end = time.process_time()
         ours.append(middle - start)
         theirs.append(end - middle)
         ratios.append(ours[-1] / theirs[-1])
-    steps = sum(-(-len(training.task.client(client)) // 16) for client in range(10)) * options.epochs
+    steps = sum(-(-len(server.task.client(client)) // 16) for client in range(10)) * options.epochs
     print(f"{steps} client steps a round, width {options.width}, torch {torch.__version__}, one thread")
     print(f"engine {statistics.median(ours):.3f} CPU s, bare loop {statistics.median(theirs):.3f} CPU s a round")
     print(f"ratio: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")

@@ -33,8 +33,6 @@ from ours import first_order
 from torch import Tensor
 from work import Work, build, data, rows_of
 
-from fedrolex import FedrolexError, Recipe
-
 SCRIPTS = {"ours": "ours.py", "pfl": "with_pfl.py", "flower": "with_flower.py"}
 MODULES = {"pfl": "pfl", "flower": "flwr"}
 TOLERANCE = 1e-2  # of the length of the update: with other sums, a pooling may pick another pixel
@@ -67,14 +65,6 @@ def installed(system: str, python: str) -> bool:
     if not there:
         print(f"{system}: left out, not installed; pip install -e '.[peers]', or give --{system}-python")
     return there
-
-
-def best_engine() -> str:
-    """``auto`` where recipes know it."""
-    try:
-        return Recipe(engine="auto").engine
-    except FedrolexError:
-        return "loop"
 
 
 def bare(work: Work) -> dict[str, Tensor]:
@@ -153,7 +143,9 @@ def hardware(threads: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--engine", default=best_engine(), help="ours (default: %(default)s)")
+    parser.add_argument(
+        "--engine", default="auto", choices=["auto", "loop", "crew"], help="ours (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="cores everyone gets")
     parser.add_argument("--rounds", type=int, default=Work.rounds, help="timed, in a process")
     parser.add_argument("--warmup", type=int, default=Work.warmup, help="rounds before those, at least 1")
@@ -171,8 +163,6 @@ def main() -> None:
         parser.error(f"--cohort {options.cohort} is more than --users {options.users}")
     if not 0 <= options.pfl_processes <= options.threads:
         parser.error(f"--pfl-processes {options.pfl_processes}: give 1 to {options.threads}, as many as threads")
-    if options.engine not in (known := ("auto", "loop", "stack", "crew")):
-        parser.error(f"--engine {options.engine}: use one of {', '.join(known)}")
     if options.out is not None and not options.out.resolve().parent.is_dir():
         parser.error(f"--out {options.out}: there is no such folder")
     for name in ("pfl", "flower"):

@@ -10,10 +10,10 @@ import torch
 from work import Work, build, data, report, rows_of
 
 import fedrolex
-from fedrolex import Classification, ClientRecipe, Examples, FleetRecipe, MethodRecipe, Recipe
+from fedrolex import Classification, ClientRecipe, Examples, FedAvg, FleetRecipe, Recipe, Training, prepare
+from fedrolex.cli.allocator import keep_memory
+from fedrolex.clients.messages import MODEL
 from fedrolex.core.streams import shuffle
-from fedrolex.engines import Auto
-from fedrolex.runs import Training, prepare
 from fedrolex.tasks.partition import Partition
 
 
@@ -30,7 +30,7 @@ def training(work: Work) -> Training:
         classes=10,
     )
     recipe = Recipe(
-        method=MethodRecipe(name="fedavg"),
+        method=FedAvg(),
         fleet=FleetRecipe(clients=work.users, cohort=work.cohort, capacities=["1"]),
         client=ClientRecipe(epochs=1, batch=work.batch, lr=work.lr, momentum=0.0),
         engine=work.engine,
@@ -48,6 +48,7 @@ def first_order(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def main() -> None:
     work = Work.told()
+    keep_memory()  # as the command line does
     torch.set_num_threads(work.threads)
     made = training(work)
     seconds, updates = [], 0
@@ -57,8 +58,7 @@ def main() -> None:
         seconds.append(time.perf_counter() - start)
         assert row["clients"] == work.cohort, row["dropped"]
         updates += row["clients"] if round >= work.warmup else 0
-    engine = f"engine {made.engine.choice}" if isinstance(made.engine, Auto) else f"engine {work.engine}"
-    report(work, seconds, updates, made.state, fedrolex=f"{fedrolex.__version__} ({engine})")
+    report(work, seconds, updates, made.server.state[MODEL], fedrolex=f"{fedrolex.__version__} (engine {made.ran})")
 
 
 if __name__ == "__main__":
