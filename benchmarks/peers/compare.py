@@ -163,6 +163,8 @@ def main() -> None:
         parser.error(f"--cohort {options.cohort} is more than --users {options.users}")
     if not 0 <= options.pfl_processes <= options.threads:
         parser.error(f"--pfl-processes {options.pfl_processes}: give 1 to {options.threads}, as many as threads")
+    if options.engine not in (known := ("auto", "loop", "crew")):
+        parser.error(f"--engine {options.engine}: use one of {', '.join(known)}")
     if options.out is not None and not options.out.resolve().parent.is_dir():
         parser.error(f"--out {options.out}: there is no such folder")
     for name in ("pfl", "flower"):
