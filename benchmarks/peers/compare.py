@@ -143,9 +143,7 @@ def hardware(threads: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument(
-        "--engine", default="auto", choices=["auto", "loop", "crew"], help="ours (default: %(default)s)"
-    )
+    parser.add_argument("--engine", default="auto", help="ours (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="cores everyone gets")
     parser.add_argument("--rounds", type=int, default=Work.rounds, help="timed, in a process")
     parser.add_argument("--warmup", type=int, default=Work.warmup, help="rounds before those, at least 1")
@@ -163,6 +161,8 @@ def main() -> None:
         parser.error(f"--cohort {options.cohort} is more than --users {options.users}")
     if not 0 <= options.pfl_processes <= options.threads:
         parser.error(f"--pfl-processes {options.pfl_processes}: give 1 to {options.threads}, as many as threads")
+    if options.engine not in (known := ("auto", "loop", "crew")):
+        parser.error(f"--engine {options.engine}: use one of {', '.join(known)}")
     if options.engine not in (known := ("auto", "loop", "crew")):
         parser.error(f"--engine {options.engine}: use one of {', '.join(known)}")
     if options.out is not None and not options.out.resolve().parent.is_dir():
