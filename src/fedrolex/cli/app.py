@@ -1,7 +1,5 @@
 """``fedrolex``: the commands, and what happens when something is wrong with what the user gave."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Reading models and examples from command-line words. Nothing is evaluated: values are YAML scalars."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Where commands print for people."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 

@@ -1,7 +1,5 @@
 """``fedrolex costs``: what each capacity of a recipe's fleet costs a client. Needs no data."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """``fedrolex coverage``: how soon everything is trained, in theory; which weights of a model a scheme reaches."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, fields
 from fractions import Fraction

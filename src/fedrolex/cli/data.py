@@ -1,7 +1,5 @@
 """``fedrolex data``: get data sets from their publishers, and see which are there."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

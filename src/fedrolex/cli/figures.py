@@ -1,7 +1,5 @@
 """Pictures of coverage and of costs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

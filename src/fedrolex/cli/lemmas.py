@@ -1,7 +1,5 @@
 """The part of ``fedrolex coverage`` that needs no model: rounds until everything was trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction

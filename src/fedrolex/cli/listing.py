@@ -1,7 +1,5 @@
 """``fedrolex list`` and ``fedrolex show``: what there is, and what a recipe says in full."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

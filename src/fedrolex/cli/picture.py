@@ -1,7 +1,5 @@
 """A picture of a model's axes: which dimensions of which tensors are cut together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedrolex.core import FedrolexError

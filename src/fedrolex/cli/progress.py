@@ -1,7 +1,5 @@
 """What is shown of runs while they go on."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

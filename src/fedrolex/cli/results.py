@@ -1,7 +1,5 @@
 """What is shown of finished runs: a table, a verdict, a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

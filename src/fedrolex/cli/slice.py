@@ -1,7 +1,5 @@
 """``fedrolex slice``: the axes of any importable model, what stays whole and why, its size at each capacity."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

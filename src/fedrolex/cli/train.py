@@ -1,7 +1,5 @@
 """``fedrolex train`` and ``fedrolex resume``."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

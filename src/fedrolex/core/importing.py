@@ -1,7 +1,5 @@
 """Finding what a user names on the command line: ``package.module:attribute``."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys

@@ -5,8 +5,6 @@ A name is one of the package's own, one that a decorator registered, an entry po
 under another name: a name that is taken is refused.
 """
 
-from __future__ import annotations
-
 import difflib
 import sys
 from collections.abc import Callable, Mapping

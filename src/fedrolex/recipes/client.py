@@ -1,7 +1,5 @@
 """What a client does, as a recipe says it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedrolex.clients import LocalTraining

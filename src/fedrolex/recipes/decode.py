@@ -1,7 +1,5 @@
 """Dataclasses from plain data, checked against their annotations, and back; every mistake is one line."""
 
-from __future__ import annotations
-
 import difflib
 import reprlib
 import types

@@ -1,7 +1,5 @@
 """Who learns, as a recipe says it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from fractions import Fraction
 

@@ -3,8 +3,6 @@
 In format 1, the section ``method`` held the settings of all methods, those of five methods in sections of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any

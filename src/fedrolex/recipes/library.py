@@ -1,7 +1,5 @@
 """The recipes that come with the package, by name, and those of users, by file."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

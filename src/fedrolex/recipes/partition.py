@@ -1,7 +1,5 @@
 """How examples are spread over clients, as a recipe says it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

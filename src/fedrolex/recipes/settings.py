@@ -1,7 +1,5 @@
 """Changing a recipe by words: ``KEY=VALUE``, and from one method to another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any

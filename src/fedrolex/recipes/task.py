@@ -1,7 +1,5 @@
 """What is learned, as a recipe says it: the base of a recipe's section ``task``."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """Next-word prediction, as a recipe says it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

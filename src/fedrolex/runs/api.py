@@ -1,7 +1,5 @@
 """Training from Python: one function."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass

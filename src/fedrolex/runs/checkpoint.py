@@ -1,7 +1,5 @@
 """Checkpoints: safetensors, written so that there is always a whole one on disk."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the same fleet could do without partial training: the lines every result stands beside."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedrolex.methods import FedAvg

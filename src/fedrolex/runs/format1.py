@@ -4,8 +4,6 @@ A tensor of the model had its own name; what a capacity kept, or a method rememb
 network's tensors were ``@capacity tensor``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

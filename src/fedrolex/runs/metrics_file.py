@@ -1,7 +1,5 @@
 """The metrics of a run on disk: one JSON object a line and round."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

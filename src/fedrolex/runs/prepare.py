@@ -1,7 +1,5 @@
 """Everything a recipe describes, made ready for its first round; what does not go together is refused here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

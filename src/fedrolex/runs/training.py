@@ -1,7 +1,5 @@
 """A training run: round after round, from the first or from a checkpoint."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
