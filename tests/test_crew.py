@@ -77,9 +77,19 @@ def answers(engine: Engine, asked: RoundPlan) -> dict[tuple[int, str], Upload | 
     return found
 
 
-def agree(asked: RoundPlan, engine: Engine | None = None) -> dict[tuple[int, str], Upload | Failure]:
-    """The crew's answers, which are those of ``loop``."""
-    wanted, found = answers(Loop(), asked), answers(engine or Crew(workers=2), asked)
+def never(*arguments: Any) -> Tensor:
+    pytest.fail("a client was trained alone")
+
+
+def agree(
+    asked: RoundPlan, engine: Engine | None = None, *, stacked: bool = False
+) -> dict[tuple[int, str], Upload | Failure]:
+    """The crew's answers, which are those of ``loop``; with ``stacked``, all clients are in stacks."""
+    wanted = answers(Loop(), asked)
+    with pytest.MonkeyPatch.context() as patch:
+        if stacked:
+            patch.setattr(LocalTraining, "step", never)
+        found = answers(engine or Crew(workers=2), asked)
     for key, one in wanted.items():
         other = found[key]
         if isinstance(one, Failure):
@@ -178,7 +188,7 @@ class Hooked(LocalTraining):
     Hooked(batch=4, lr=0.1),
 ])  # fmt: skip
 def test_answers_are_those_of_loop(work: LocalTraining, sizes: list[int]) -> None:
-    found = agree(plan(sizes, work))
+    found = agree(plan(sizes, work), stacked=len(sizes) > 2)
     failed = {key[0]: answer.why for key, answer in found.items() if isinstance(answer, Failure)}
     wanted = {2: "is not in the mood", 3: "forgot"} if isinstance(work, Hooked) else {}
     assert failed == {client: why for client, why in wanted.items() if client < len(sizes)}
@@ -187,7 +197,7 @@ def test_answers_are_those_of_loop(work: LocalTraining, sizes: list[int]) -> Non
 def test_several_jobs_of_a_client_stragglers_and_clients_without_examples() -> None:
     asked = plan([8, 8, 0, 8, 8, 8])
     jobs = [replace(asked.jobs[0], name="first"), replace(asked.jobs[0], name="again", part=0.4), *asked.jobs[1:]]
-    found = agree(replace(asked, jobs=jobs))
+    found = agree(replace(asked, jobs=jobs), stacked=True)
     again, empty = found[0, "again"], found[2, ""]
     assert isinstance(again, Upload)
     assert again.steps == 1
@@ -299,12 +309,12 @@ def with_noise() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), Noisy(), nn.Flatten(), nn.Linear(216, 3))
 
 
-@pytest.mark.parametrize(("sizes", "stacked"), [([8] * 6, True), ([8, 5, 7], False)])
+@pytest.mark.parametrize(("sizes", "stacked"), [([8] * 6, True), ([8, 5, 7, 6, 9], False)])
 def test_dropout_draws_what_it_would_for_a_client_alone(sizes: list[int], stacked: bool) -> None:
     asked = plan(sizes, make=with_dropout)
     assert (len(stacks(asked)) < len(sizes)) == stacked
     engine = Crew(workers=2)
-    agree(asked, engine)
+    agree(asked, engine, stacked=stacked)
     assert engine.supports(asked) is None
 
 
