@@ -96,9 +96,8 @@ class Visit:
     def upload(self, finite: bool | None = None) -> Upload:
         """The client's answer."""
         labels = self.labels.tolist() if self.plan.tell_labels else None
-        return Upload(
-            self.job, self.trained, len(self.examples), self.loss, self.steps, labels, finite, self.sent, self.kept
-        )
+        count = len(self.examples)
+        return Upload(self.job, self.trained, count, self.loss, self.steps, labels, finite, self.sent, self.kept)
 
 
 def random_draws(count: int, seed: int, round: int, client: int, epoch: int) -> Tensor:

@@ -22,18 +22,7 @@ SHAPES = {
     "t10k-images-idx3-ubyte": (10_000, 28, 28),
     "t10k-labels-idx1-ubyte": (10_000,),
 }
-CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
 def check_fashion(folder: Path) -> None:
@@ -61,10 +50,8 @@ def read_fashion(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     train_x, train_y, test_x, test_y = (read_idx(_find(folder / FOLDER / name), SHAPES[name]) for name in SHAPES)
     for name, labels in (("train-labels-idx1-ubyte", train_y), ("t10k-labels-idx1-ubyte", test_y)):
-        if int(labels.max()) >= len(CLASSES):
-            raise FedrolexError(
-                f"{folder / FOLDER / name}: label {int(labels.max())}, expected 0 to {len(CLASSES) - 1}: get it again"
-            )
+        if (largest := int(labels.max())) >= len(CLASSES):
+            raise FedrolexError(f"{folder / FOLDER / name}: label {largest}, expected 0 to 9: get it again")
     return train_x[:, None], train_y.long(), test_x[:, None], test_y.long()
 
 

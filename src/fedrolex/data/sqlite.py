@@ -38,9 +38,8 @@ class SqliteUsers(TextUsers):
                 counts.append(count)
             if not names:
                 rows = connection.execute("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
-                raise FedrolexError(
-                    f"{path} has no split {split!r}: it has {', '.join(str(row[0]) for row in rows) or 'none'}"
-                )
+                found = ", ".join(str(row[0]) for row in rows)
+                raise FedrolexError(f"{path} has no split {split!r}: it has {found or 'none'}")
             plan = connection.execute(f"EXPLAIN QUERY PLAN {LOOK_UP}", (split, "")).fetchall()
             if len(names) > SCANNED and not any("client_id=?" in str(step[3]) for step in plan):
                 raise FedrolexError(f"{path} has {len(names)} users and no index to find one by: run once {INDEX}")

@@ -90,9 +90,8 @@ def open_users(path: Path, split: str = "train") -> Users:
     if suffix in (".sqlite", ".db"):
         return SqliteUsers(path, split)
     if suffix not in (".jsonl", ".npz", ".h5", ".hdf5"):
-        raise FedrolexError(
-            f"{path}: files {suffix or 'without suffix'} cannot be read: give .jsonl, .npz, .h5 or .sqlite"
-        )
+        ending = suffix or "without suffix"
+        raise FedrolexError(f"{path}: files {ending} cannot be read: give .jsonl, .npz, .h5 or .sqlite")
     ending = path.stem.rpartition("_")[2]
     held = ending if ending in SPLITS else "train"
     if split != held:

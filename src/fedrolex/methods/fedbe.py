@@ -126,9 +126,8 @@ class FedBE(OneSize, Weighted):
     def taught(self, group: Group, target: Tensor, public: Public) -> dict[str, Tensor]:
         """The average after learning the target, probabilities ``(n, classes)``."""
         student = group.load(group.average).train()
-        optimizer = torch.optim.SGD(
-            student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        lr, momentum, decay = self.lr, self.momentum, self.weight_decay
+        optimizer = torch.optim.SGD(student.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
         averaged: dict[str, Tensor] = {}
         seen = 0
         steps = self.epochs * -(-len(public.inputs) // self.batch)

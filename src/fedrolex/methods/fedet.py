@@ -99,9 +99,8 @@ class FedET(ModelPerCapacity):
     def consensus(self, logits: Sequence[Tensor]) -> Consensus:
         """Of clients' logits, each ``(n, classes)``."""
         every = torch.stack(list(logits))
-        trust = (
-            every.var(2, unbiased=False, keepdim=True) + 1e-12 if self.confident else torch.ones_like(every[..., :1])
-        )
+        spread = every.var(2, unbiased=False, keepdim=True) + 1e-12
+        trust = spread if self.confident else torch.ones_like(spread)
         label = (trust * every).sum(0).argmax(1)
         trust = trust * (every.argmax(2) != label)[..., None]
         total = trust.sum(0)

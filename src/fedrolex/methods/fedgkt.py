@@ -174,11 +174,9 @@ class FedGKT(Method):
         torch._foreach_copy_(memory.first, [state[FIRST][name] for name in names])
         torch._foreach_copy_(memory.second, [state[SECOND][name] for name in names])
         memory.count.copy_(state[STEPS]["steps"])
-        rows = batches(
-            len(maps), self.server_batch, self.server_epochs, maps.device, server.seed, round.number, "server"
-        )
-        for each in rows:
-            self.step(module, memory, maps, labels, logits, each, self.server_alpha)
+        key = (server.seed, round.number, "server")
+        for rows in batches(len(maps), self.server_batch, self.server_epochs, maps.device, *key):
+            self.step(module, memory, maps, labels, logits, rows, self.server_alpha)
         answers = scores(module, maps).split([len(each["labels"]) for each in sent.values()])
         for client, answer in zip(sent, answers, strict=True):
             round.remember(client, {LOGITS: answer})

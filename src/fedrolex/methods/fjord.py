@@ -25,7 +25,7 @@ from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.settings import Weighting
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Round, Server, State
-from fedrolex.slicing import Arc, Axes, Ordered, Region, Scheme, Window, exact
+from fedrolex.slicing import Ordered, Region, Scheme, exact
 from fedrolex.slicing.regions import regions
 from fedrolex.tasks import masked
 
@@ -43,15 +43,6 @@ class Narrow:
     module: nn.Module
     parameters: list[Tensor]
     places: list[Region]
-
-    @staticmethod
-    def inside(axes: Axes, module: nn.Module, names: Sequence[str], wide: Window, narrow: Window) -> Narrow:
-        """A module of the window ``narrow`` inside a sub-model of the window ``wide``, both of first nodes."""
-        widths, inner = axes.widths(wide), axes.widths(narrow)
-        within = Window({name: Arc(0, inner[name], widths[name]) for name in widths if inner[name] < widths[name]})
-        own = dict(module.named_parameters())
-        places = [regions(name, axes.tensors[name].dims, widths, within) for name in names]
-        return Narrow(module, [own[name] for name in names], places)
 
     @torch.no_grad()
     def load(self, wider: Sequence[Tensor]) -> None:
@@ -95,14 +86,16 @@ class OrderedDropout(LocalTraining):
         plan, job, axes = visit.plan, visit.job, visit.network.axes
         inside: dict[Fraction, Narrow] = slot.scratch.setdefault("inside", {})
         choices: list[Narrow | None] = []
+        ordered, held = Ordered(widths=self.widths), axes.widths(job.window)
         for width in narrower(self.widths, job.capacity):
             if width not in inside:
-                window = Ordered(widths=self.widths).window(axes, round=0, capacity=width)
-                module = axes.cut(visit.network.module, window)
-                inside[width] = Narrow.inside(axes, module, slot.names, job.window, window)
+                module = axes.cut(visit.network.module, ordered.window(axes, round=0, capacity=width))
+                own, within = dict(module.named_parameters()), ordered.inner(axes, job.capacity, width)
+                places = [regions(name, axes.tensors[name].dims, held, within) for name in slot.names]
+                inside[width] = Narrow(module, [own[name] for name in slot.names], places)
             section = statistics(width)
-            own = inside[width].begin(job.sent.get(section, {}))
-            visit.sent |= {f"{section} {name}": tensor for name, tensor in own.items()}
+            begun = inside[width].begin(job.sent.get(section, {}))
+            visit.sent |= {f"{section} {name}": tensor for name, tensor in begun.items()}
             choices.append(inside[width])
         slot.scratch["drawn"] = drawn([*choices, None], plan.seed, plan.round, job.client)
 
@@ -193,7 +186,7 @@ class Fjord(Averaging):
     def check(self, setup: Setup) -> None:
         """Every capacity is a width."""
         super().check(setup)
-        known = self._widths(setup.fleet.levels, setup.scale)
+        known = self.parts(setup)
         missing = next((level for level in setup.fleet.levels if level not in known), None)
         if missing is not None:
             raise FedrolexError(f"method.widths has no {missing}, which is a capacity of the fleet: add it")
@@ -202,7 +195,7 @@ class Fjord(Averaging):
         """Ordered dropout."""
         return OrderedDropout(
             **asdict(setup.client),
-            widths=self._widths(setup.fleet.levels, setup.scale),
+            widths=self.parts(setup),
             distil=self.distil,
             alpha=self.alpha,
             temperature=self.temperature,
@@ -210,14 +203,14 @@ class Fjord(Averaging):
 
     def windows(self, server: Server) -> Scheme:
         """The first nodes, as many as the capacity says, rounded up."""
-        return Ordered(widths=self._widths(server.fleet.levels, server.scale))
+        return Ordered(widths=self.parts(server))
 
     def begin(self, server: Server) -> State:
         """Running statistics of every width, where the model keeps any."""
         module, model = server.main.module, server.state[MODEL]
         norms = {path for path, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
         names = [name for name, _ in module.named_buffers() if name.rpartition(".")[0] in norms]
-        own = {statistics(width): {n: model[n].clone() for n in names} for width in self._all(server) if names}
+        own = {statistics(width): {n: model[n].clone() for n in names} for width in self.parts(server) if names}
         return {**super().begin(server), **own}
 
     def sections(self, server: Server, capacity: Fraction) -> tuple[str, ...]:
@@ -228,14 +221,14 @@ class Fjord(Averaging):
         """The statistics of the narrower widths that the client trains, too."""
         return {
             section: server.main.axes.take(server.state[section], server.window(server.round, width))
-            for width in narrower(self._all(server), job.capacity)
+            for width in narrower(self.parts(server), job.capacity)
             if (section := statistics(width)) in server.state
         }
 
     def take(self, round: Round, upload: Upload) -> None:
         """Average every width's statistics over the clients that trained it."""
         super().take(round, upload)
-        for width in narrower(self._all(round.server), upload.job.capacity):
+        for width in narrower(self.parts(round.server), upload.job.capacity):
             section = statistics(width)
             own = {name: upload.sent[f"{section} {name}"] for name in round.state.get(section, {})}
             if own:
@@ -245,12 +238,9 @@ class Fjord(Averaging):
     def finish(self, round: Round) -> State:
         """The average; the server's model has the statistics of the largest width."""
         new = super().finish(round)
-        largest = {**round.state, **new}.get(statistics(max(self._all(round.server))), {})
+        largest = {**round.state, **new}.get(statistics(max(self.parts(round.server))), {})
         return {**new, MODEL: {**new[MODEL], **{name: tensor.clone() for name, tensor in largest.items()}}}
 
-    def _all(self, server: Server) -> list[Fraction]:
-        return self._widths(server.fleet.levels, server.scale)
-
-    def _widths(self, levels: Sequence[Fraction], scale: int) -> list[Fraction]:
+    def parts(self, run: Setup | Server) -> list[Fraction]:
         """The widths as parts of the server's model."""
-        return list(levels) if self.widths is None else [exact(width) / scale for width in self.widths]
+        return run.fleet.levels if self.widths is None else [exact(width) / run.scale for width in self.widths]

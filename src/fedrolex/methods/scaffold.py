@@ -111,10 +111,8 @@ class Scaffold(OneSize, Weighted):
 
     def work(self, setup: Setup) -> LocalTraining:
         """Controlled steps."""
-        if setup.client.optimizer != "sgd":
-            raise FedrolexError(
-                f"scaffold needs client.optimizer sgd: with {setup.client.optimizer} a step is not a gradient"
-            )
+        if (optimizer := setup.client.optimizer) != "sgd":
+            raise FedrolexError(f"scaffold needs client.optimizer sgd: with {optimizer} a step is not a gradient")
         kind = GradientControlledTraining if self.option == "I" else ControlledTraining
         return kind(**asdict(setup.client), denominator=self.denominator)
 

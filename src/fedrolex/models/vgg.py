@@ -32,9 +32,7 @@ class VGG(nn.Module):
         before, left = channels, size
         for stage in STAGES:
             for times in stage:
-                convolution = nn.Conv2d(
-                    before, width * times, 3, padding=1, bias=norm == "none"
-                )  # norms have their own
+                convolution = nn.Conv2d(before, width * times, 3, padding=1, bias=norm == "none")  # norms have one
                 layers += [convolution, make_norm(norm, width * times), nn.ReLU()]
                 before = width * times
             if left >= 2:

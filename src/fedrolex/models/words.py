@@ -50,9 +50,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(batch, time, stream)`` to the same shape."""
-        query, key, value = (
-            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
+        parts = (self.query, self.key, self.value)
+        query, key, value = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = self.norm1(x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2))))
         y: Tensor = self.norm2(x + self.dropout(self.down(torch.relu(self.up(x)))))

@@ -34,12 +34,7 @@ class Average:
     """
 
     def __init__(
-        self,
-        plan: RoundPlan,
-        engine: Engine,
-        *,
-        normaliser: Normaliser = "per_position",
-        label_axis: str | None = None,
+        self, plan: RoundPlan, engine: Engine, *, normaliser: Normaliser = "per_position", label_axis: str | None = None
     ) -> None:
         self.plan, self.engine, self.normaliser, self.label_axis = plan, engine, normaliser, label_axis
         self.seen: Seen | None = None
@@ -85,12 +80,9 @@ class Average:
             self._fold_what_waits()
             new = {section: {**self.plan.tensors[section], **fold.average()} for section, fold in self._folds.items()}
         if self.by_engine is None or not self.by_engine.finite:
-            for tensors in new.values():
-                broken = not_finite(tensors)
-                if broken is not None:
-                    raise FedrolexError(
-                        f"round {self.plan.round}: {broken} is no longer finite; lower the learning rate"
-                    )
+            broken = next((name for tensors in new.values() if (name := not_finite(tensors)) is not None), None)
+            if broken is not None:
+                raise FedrolexError(f"round {self.plan.round}: {broken} is no longer finite; lower the learning rate")
         self.new = new
         self._finite = {id(tensor): tensor for tensors in new.values() for tensor in tensors.values()}
         return new

@@ -57,13 +57,12 @@ class Drift:
 
     def by_capacity(self, new: Mapping[str, Tensor]) -> dict[str, float]:
         """Drift by capacity, given the server's new tensors; the device is asked once."""
-        moved = dict(
-            zip(self.state, torch._foreach_sub([new[n] for n in self.state], list(self.state.values())), strict=True)
-        )
+        changes = torch._foreach_sub([new[name] for name in self.state], list(self.state.values()))
+        moved = dict(zip(self.state, changes, strict=True))
         sums: dict[Fraction, Tensor] = {}
-        for capacity, changes in self._changes.items():
-            along = torch.stack([(changes.sum(name) * change).sum() for name, change in moved.items()])
-            mean = torch.stack([(changes.count(name) * change.square()).sum() for name, change in moved.items()])
+        for capacity, fold in self._changes.items():
+            along = torch.stack([(fold.sum(name) * change).sum() for name, change in moved.items()])
+            mean = torch.stack([(fold.count(name) * change.square()).sum() for name, change in moved.items()])
             sums[capacity] = torch.stack([along.double().sum(), mean.double().sum()])
         for capacity, window, total, clients in self._groups:
             part = _flat(list(self.axes.take(moved, window).values()))

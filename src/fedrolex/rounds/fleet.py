@@ -71,12 +71,10 @@ class Fleet:
         elif not self.availability:
             raise FedrolexError("the availability trace is empty: give at least one round")
         else:
-            for there in self.availability:
-                wrong = next((client for client in there if not 0 <= client < self.clients), None)
-                if wrong is not None:
-                    raise FedrolexError(
-                        f"the availability trace names client {wrong}: there are 0 to {self.clients - 1}"
-                    )
+            every = (client for there in self.availability for client in there)
+            wrong = next((client for client in every if not 0 <= client < self.clients), None)
+            if wrong is not None:
+                raise FedrolexError(f"the availability trace names client {wrong}: there are 0 to {self.clients - 1}")
 
     @cached_property
     def levels(self) -> list[Fraction]:

@@ -241,11 +241,8 @@ class Axes:
             raise FedrolexError(f"{name} is a {type(tensor).__name__}, not a tensor (torch.from_numpy?)")
         wanted = self.region(name, window).shape
         if tuple(tensor.shape) != wanted:
-            said = (
-                f"this window's part has {wanted}"
-                if window
-                else f"the whole model's has {wanted} (a part? give its window)"
-            )
+            said = f"this window's part has {wanted}"
+            said = said if window else f"the whole model's has {wanted} (a part? give its window)"
             raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}; {said}")
 
     # --- modules ---
@@ -256,9 +253,7 @@ class Axes:
         It is in training mode, as every new module is.
         """
         if self.build is None:
-            raise FedrolexError(
-                "these axes were loaded without a model: trace it, or pass a factory, to build sub-models"
-            )
+            raise FedrolexError("these axes were loaded without a model: trace it, or give a factory, to build modules")
         self._check(window)
         state = self.state(model)
         module = self.build(self.widths(window), self.take(self.build.constants, window))
@@ -330,7 +325,7 @@ class Axes:
             odd = [a.name for a in axes.values() if a.kind not in KINDS or type(a.size) is not int or a.size < 1]
             if unknown or odd:
                 raise FedrolexError(
-                    f"axes data is damaged: axis {(unknown + odd)[0]!r} is missing or has no size and kind"
+                    f"axes data is damaged: axis {(unknown + odd)[0]!r} is missing or lacks size or kind"
                 )
             notes = {key: tuple(Note(about, what) for about, what in data[key]) for key in ("frozen", "notes")}
             return Axes(axes, tensors, dict(data["aliases"]), notes["frozen"], notes["notes"])

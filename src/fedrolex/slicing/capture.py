@@ -249,9 +249,7 @@ def _inline(root: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], int
     region, path = values[node.args[place]]  # type: ignore[index]
     enabled = node.args[0] if gradients else node.args[2]
     if not gradients and enabled:
-        raise FedrolexError(
-            "the model switches autocast on inside forward: trace it without, and use autocast around it"
-        )
+        raise FedrolexError("the model switches autocast on inside forward: trace it without, put autocast around it")
     given = [values[arg] if isinstance(arg, fx.Node) else arg for arg in node.args[place + 1 :]]
     graph = into.graph
     if gradients:

@@ -144,9 +144,8 @@ def regions(tensor: str, dims: Sequence[Layout], full: Mapping[str, int], window
         shape.append(layouts.size(layout, _widths(layout, full, held)) if held else whole[-1])
         spans.append(held)
     if any(isinstance(span, Pick) for held in spans for span in held.values()):
-        picks = tuple(
-            _positions(layout, full, held) if held else None for layout, held in zip(dims, spans, strict=True)
-        )
+        cut = zip(dims, spans, strict=True)
+        picks = tuple(_positions(layout, full, held) if held else None for layout, held in cut)
         return Region(tuple(whole), tuple(shape), None, picks)
     pieces = tuple(
         tuple(_pieces(layout, full, held)) if held else (Piece(0, 0, ((n, 1, 1),)),)

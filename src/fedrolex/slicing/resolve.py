@@ -197,13 +197,11 @@ class Resolution:
     def scales(self, scalars: Sequence[Scalar], follow: bool) -> list[Scale]:
         """The numbers of one walk that are a power of an axis' size."""
         result = []
-        for scalar in scalars:
-            match = self._width_behind(scalar)
+        for one in scalars:
+            match = self._width_behind(one)
             if match is not None:
                 dim, power, sure = match
-                result.append(
-                    Scale(scalar.node, scalar.argument, scalar.value, self.layout(dim), power, follow and sure)
-                )
+                result.append(Scale(one.node, one.argument, one.value, self.layout(dim), power, follow and sure))
         return result
 
     def _width_behind(self, scalar: Scalar) -> tuple[Dim, float, bool] | None:
@@ -315,9 +313,7 @@ def apply_overrides(
             if fnmatchcase(key, pattern) or fnmatchcase(key.rpartition(":")[0], pattern)
         ]
         if not matched:
-            raise FedrolexError(
-                f"nothing matches freeze={pattern!r}: give a tensor name, or 'tensor:dimension', * allowed"
-            )
+            raise FedrolexError(f"nothing matches freeze={pattern!r}: give 'tensor' or 'tensor:dimension', * allowed")
         for dim in matched:
             freeze(dim, "frozen on request")
     for group in tie:

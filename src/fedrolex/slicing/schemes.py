@@ -34,9 +34,7 @@ class Scheme(ABC):
         """The window of one client in one round."""
         beta = exact(capacity)
         _check_call(axes, round, client)
-        return Window(
-            {axis.name: self.span(axis, place, round, beta, client) for place, axis in enumerate(axes.cut_axes)}
-        )
+        return Window({a.name: self.span(a, place, round, beta, client) for place, a in enumerate(axes.cut_axes)})
 
     @abstractmethod
     def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Span:

@@ -78,9 +78,8 @@ class SubModel(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> SubModel:
         twin = SubModel.__new__(type(self))
         memo[id(self)] = twin
-        twin.__dict__.update(
-            {k: v if k == "slicing_code" else copy.deepcopy(v, memo) for k, v in self.__dict__.items()}
-        )
+        own = self.__dict__.items()
+        twin.__dict__.update({k: v if k == "slicing_code" else copy.deepcopy(v, memo) for k, v in own})
         return twin
 
 

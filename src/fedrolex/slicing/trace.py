@@ -75,9 +75,8 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: 
         FedrolexError: the model cannot be traced, or nothing in it can be cut, or the proof fails.
     """
     if not isinstance(model, nn.Module):
-        what = (
-            f"the class {model.__name__}: give an instance" if isinstance(model, type) else f"a {type(model).__name__}"
-        )
+        kind = isinstance(model, type)
+        what = f"the class {model.__name__}: give an instance" if kind else f"a {type(model).__name__}"
         raise FedrolexError(f"model is {what}, not an nn.Module")
     if hasattr(model, "_orig_mod"):
         raise FedrolexError("the model is compiled: trace the one it was compiled from (model._orig_mod)")
@@ -93,10 +92,8 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: 
         axes = _Trace(model, inputs, hints).proved(whole)
     except FedrolexError:
         raise
-    except Exception as failure:
-        raise FedrolexError(
-            f"the model could not be traced: {type(failure).__name__}: {one_line(failure)}"
-        ) from failure
+    except Exception as error:
+        raise FedrolexError(f"the model could not be traced: {type(error).__name__}: {one_line(error)}") from error
     return axes if hints.factory is None else replace(axes, build=FactoryBuilder(hints.factory))
 
 

@@ -250,11 +250,9 @@ class _Walker(fx.Interpreter):
             value = self._number(node, argument, call.arg.get(argument))
             if value is not None:
                 around = [d for t in call.tensors() for d in t.dims]
-                names = [_name(n) for n in node.all_input_nodes], [_name(n) for n in node.users]
-                scalar = Scalar(
-                    node.name, argument, value, around, before, "embedding" in names[0], bool(FED & {*names[1]})
-                )
-                self.found.scalars.append(scalar)
+                embedded = "embedding" in map(_name, node.all_input_nodes)
+                feeds = not FED.isdisjoint(map(_name, node.users))
+                self.found.scalars.append(Scalar(node.name, argument, value, around, before, embedded, feeds))
 
     def _is_constant(self, node: fx.Node) -> bool:
         """Whether a node is computed from constants alone."""

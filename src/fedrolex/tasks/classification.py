@@ -76,9 +76,7 @@ class Classification(Task):
                 if len(part) and not 0 <= int(part.min()) <= int(part.max()) < rows:
                     raise FedrolexError(f"{what}[{client}] of the task names a row outside 0..{rows - 1}")
         if self.test_parts is not None and len(self.test_parts) != len(self.parts):
-            raise FedrolexError(
-                f"the task has {len(self.parts)} parts and {len(self.test_parts)} test parts: give as many"
-            )
+            raise FedrolexError(f"a task of {len(self.parts)} parts, {len(self.test_parts)} test parts: give as many")
 
     # --- what training asks ---
 
@@ -197,9 +195,8 @@ class Classification(Task):
         sets, times = self._held[list(clients)].unique(dim=0, return_counts=True)
         y, sets, times = self.test.y, sets.to(outputs.device), times.to(outputs.device)
         sums = torch.zeros(3, dtype=torch.int64, device=outputs.device)
-        for some, often in zip(
-            *(part.split(max(1, AT_ONCE // outputs.numel())) for part in (sets, times)), strict=True
-        ):
+        most = max(1, AT_ONCE // outputs.numel())
+        for some, often in zip(sets.split(most), times.split(most), strict=True):
             own = some[:, y]
             hidden = (masked(outputs, some[:, None], self.mask).argmax(-1) == y) & own
             sums += (torch.stack([(own & right).sum(1), hidden.sum(1), own.sum(1)]) * often).sum(1)
@@ -218,9 +215,8 @@ class Classification(Task):
             key = held.numpy().tobytes() if self.test_parts is None else client.to_bytes(8, "little")
             if key not in known:
                 rows = self._test_rows(client, held).to(y.device)
-                scores = (
-                    self._outputs(model, self.test.x[rows], max(1, len(rows))) if apart and len(rows) else outputs[rows]
-                )
+                alone = apart and len(rows)
+                scores = self._outputs(model, self.test.x[rows], len(rows)) if alone else outputs[rows]
                 sums = masked(scores, held.to(y.device), self.mask).argmax(-1) == y[rows]
                 known[key] = (int((scores.argmax(-1) == y[rows]).sum()), int(sums.sum()), len(rows))
             plain, hidden, total = (a + b for a, b in zip((plain, hidden, total), known[key], strict=True))

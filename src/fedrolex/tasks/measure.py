@@ -57,9 +57,7 @@ class Measure:
         how: dict[str, Any] = {"batch": self.batch, "apart": used == "test-batch"}
         if self.metrics:  # a task of one's own need not take them
             if "metrics" not in signature(task.evaluate).parameters:
-                raise FedrolexError(
-                    f"task {task.name} takes no evaluation.metrics: its evaluate() has no such parameter"
-                )
+                raise FedrolexError(f"task {task.name} takes no evaluation.metrics: its evaluate() has no metrics")
             how["metrics"] = {name: METRICS.find(name) for name in self.metrics}
         found = task.evaluate(model, **how)
         return {**found, "statistics": used}

@@ -135,9 +135,8 @@ def by_label(
     for client in range(clients):
         drawn = [i for i in shuffle(classes, seed, "labels", client).tolist() if weight[client, i] > 0]
         if len(drawn) < per_client:
-            raise FedrolexError(
-                f"{per_client} labels a client, but client {client} may only hold {len(drawn)}: give fewer rare classes"
-            )
+            held = f"client {client} may only hold {len(drawn)}"
+            raise FedrolexError(f"{per_client} labels a client, but {held}: give fewer rare classes")
         for i in sorted(drawn, key=lambda i: len(holders[i]))[:per_client]:
             holders[i].append(client)
     parts: list[list[Rows]] = [[] for _ in range(clients)]
@@ -221,9 +220,8 @@ def _fill_up(parts: list[Rows], smallest: int, labels: Tensor, affinity: Affinit
             parts[client] = np.concatenate([parts[client], moved])
             parts[donor] = rows[~np.isin(rows, moved)]
         if len(parts[client]) < smallest:
-            raise FedrolexError(
-                f"client {client} cannot get {smallest} examples of classes it may hold: lower smallest, or raise alpha"
-            )
+            lacking = f"client {client} cannot get {smallest} examples of classes it may hold"
+            raise FedrolexError(f"{lacking}: lower smallest, or raise alpha")
 
 
 def shards(labels: Tensor, clients: int, per_client: int, seed: int) -> Partition:

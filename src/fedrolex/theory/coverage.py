@@ -156,24 +156,23 @@ def _summary(axes: Axes, counts: dict[str, Tensor], nodes: dict[str, Tensor], ro
     for name, kept in counts.items():
         repeat = prod(axes.shape(name)) / kept.numel()
         count = kept.double()
-        found = (
-            torch.stack([(count > 0).sum(), torch.tensor(count.numel()), count.sum(), count.square().sum()]) * repeat
-        )
+        positions = torch.tensor(count.numel())
+        found = torch.stack([(count > 0).sum(), positions, count.sum(), count.square().sum()]) * repeat
         hit, size = float(found[0]), float(found[1])
         by_tensor[name] = hit / size if size else 1.0
         reached, total = reached + hit, total + size
         if _cut_dims(axes, name) > 1:
             matrices += found
-    hits, positions, updates, squares = matrices.tolist()
-    mean = updates / positions if positions else 0.0
+    hits, every, updates, squares = matrices.tolist()
+    mean = updates / every if every else 0.0
     return Coverage(
         rounds=rounds,
         clients=clients,
         nodes=sum(float((n > 0).sum()) for n in nodes.values()) / sum(n.numel() for n in nodes.values()),
         weights=reached / total,
-        matrices=hits / positions if positions else 1.0,
+        matrices=hits / every if every else 1.0,
         untouched=int(total - reached + 0.5),
         mean=mean,
-        variation=max(0.0, squares / positions - mean**2) ** 0.5 / mean if mean else 0.0,
+        variation=max(0.0, squares / every - mean**2) ** 0.5 / mean if mean else 0.0,
         by_tensor=by_tensor,
     )

@@ -93,10 +93,7 @@ def _matmul(call: Call, a: Traced, b: Traced) -> list[Dim]:
         return [*b.dims[:-2], b.dims[-1]]
     unify(call.contract(a, len(a.dims) - 1), call.contract(b, len(b.dims) - 2))
     batch_shape = call.shapes[0][:-2]
-    batch = broadcast(
-        [Traced(t.shape[:-2], t.dims[:-2]) for t in (a, b)],
-        batch_shape,
-    )
+    batch = broadcast([Traced(t.shape[:-2], t.dims[:-2]) for t in (a, b)], batch_shape)
     _mark_heads(a, b, len(batch_shape))
     return [*batch, a.dims[-2], b.dims[-1]]
 

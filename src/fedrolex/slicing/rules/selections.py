@@ -1,16 +1,6 @@
 """Rules for operations that take a part of a tensor: splits, slices, look-ups."""
 
-from fedrolex.slicing.infer import (
-    Dim,
-    Unknown,
-    can_cut,
-    can_divide,
-    concat,
-    cut_at,
-    divide,
-    freeze,
-    unify,
-)
+from fedrolex.slicing.infer import Dim, Unknown, can_cut, can_divide, concat, cut_at, divide, freeze, unify
 from fedrolex.slicing.rules.call import (
     REGROUPED,
     Call,

@@ -4,28 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedrolex.slicing.infer import (
-    Dim,
-    Unknown,
-    can_divide,
-    concat,
-    divide,
-    freeze,
-    product,
-    unify,
-)
-from fedrolex.slicing.rules.call import (
-    REGROUPED,
-    Call,
-    Dims,
-    Result,
-    Traced,
-    fixed,
-    free,
-    freeze_all,
-    rule,
-    wrap,
-)
+from fedrolex.slicing.infer import Dim, Unknown, can_divide, concat, divide, freeze, product, unify
+from fedrolex.slicing.rules.call import REGROUPED, Call, Dims, Result, Traced, fixed, free, freeze_all, rule, wrap
 
 
 def regroup(x: Traced, shape: Sequence[int]) -> list[Dim]:
