@@ -8,6 +8,7 @@ under another name: a name that is taken is refused.
 import difflib
 import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -109,7 +110,7 @@ class Registry:
         return found
 
     def _installed(self) -> dict[str, EntryPoint]:
-        return {entry.name: entry for entry in entry_points(group=self.group)}
+        return _installed(self.group, tuple(sys.path))
 
     def _checked(self, thing: Any, name: str) -> Any:
         """The thing, which must be of the kind."""
@@ -146,6 +147,12 @@ def _named(thing: Any, name: str) -> Any:
     if isinstance(thing, type) and "name" not in vars(thing):
         thing.name = name  # type: ignore[attr-defined]
     return thing
+
+
+@lru_cache
+def _installed(group: str, _path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Entry points of the packages on a path; looking for them takes milliseconds."""
+    return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def _in(package: str, **things: str) -> dict[str, str]:

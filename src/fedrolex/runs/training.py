@@ -63,7 +63,7 @@ class Training:
         self.label_axis = method.label_axis(server)
         self._parameters = max(sum(p.numel() for p in n.module.parameters()) for n in server.networks.values())
         self._loop: Loop | None = None
-        self._ran: dict[str, None] = {}
+        self._ran: dict[Engine, None] = {}
         self._refused: str | None = None
         self._coming: dict[int, list[Job]] = {}
 
@@ -165,20 +165,20 @@ class Training:
         """The run's engine, or ``loop`` where the engine says that it cannot run the client work."""
         why = self.engine.supports(plan)
         if why is None:
-            self._ran[label(self.engine)] = None
+            self._ran[self.engine] = None
             return self.engine
         if why != self._refused:
             self._refused = why
             self.say(f"engine: loop ({why})")
         if self._loop is None:
             self._loop = Loop(precision=self.engine.precision, device=self.engine.device)
-        self._ran[label(self._loop)] = None
+        self._ran[self._loop] = None
         return self._loop
 
     @property
     def ran(self) -> str:
         """The engines that rounds ran on, or would."""
-        return ", ".join(self._ran or [label(self.engine)])
+        return ", ".join(dict.fromkeys(label(engine) for engine in self._ran or [self.engine]))
 
     def _refuse_or_take(self, round: Round, upload: Upload) -> str | None:
         """Why an answer is not taken, or None."""
