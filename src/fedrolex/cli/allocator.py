@@ -1,7 +1,5 @@
 """The C library's allocator, told to keep what threads free."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

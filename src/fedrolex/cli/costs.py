@@ -85,13 +85,7 @@ def _is_the_papers(costs: list[Cost], shares: Any) -> bool:
 
 
 def _show(
-    screen: Console,
-    title: str,
-    names: list[str],
-    shares: list[str],
-    costs: list[Cost],
-    mean: MeanCost,
-    paper: bool,
+    screen: Console, title: str, names: list[str], shares: list[str], costs: list[Cost], mean: MeanCost, paper: bool
 ) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
     headings = ["capacity", "share", "parameters", "MiB", "MACs"]
@@ -125,9 +119,7 @@ def _show(
     screen.print(table)
     rule = " Paper-style FLOPs: HeteroFL's summary, a layer's cost once for each of its parameter tensors."
     screen.print(
-        "MACs: multiply-accumulates of one example's forward pass." + rule * counted,
-        style="dim",
-        highlight=False,
+        "MACs: multiply-accumulates of one example's forward pass." + rule * counted, style="dim", highlight=False
     )
     if paper:
         parameters = paper_rounding([one.parameters for one in costs]) / 1e6

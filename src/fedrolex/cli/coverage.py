@@ -45,11 +45,7 @@ def coverage_command(
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
-            help="An input of the example. Repeatable.",
-        ),
+        typer.Option("--input", metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]", help="An input of the example. Repeatable."),
     ] = None,
     arguments: Annotated[
         list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the factory. Repeatable.")

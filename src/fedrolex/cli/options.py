@@ -9,7 +9,6 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, e.g. client.lr=0.05. Repeatable."),
 ]
 DataFolder = Annotated[
-    str | None,
-    typer.Option("--data", metavar="DIR", help="Folder of the data sets.", show_default="FEDROLEX_DATA"),
+    str | None, typer.Option("--data", metavar="DIR", help="Folder of the data sets.", show_default="FEDROLEX_DATA")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -51,8 +51,7 @@ def train_command(
     ] = None,
     settings: Settings = None,
     engine: Annotated[
-        str | None,
-        typer.Option(help=f"How client work runs: {', '.join(ENGINES.names())}, or package.module:Name."),
+        str | None, typer.Option(help=f"How client work runs: {', '.join(ENGINES.names())}, or package.module:Name.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Key of every random choice.")] = None,

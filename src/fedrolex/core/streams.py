@@ -4,8 +4,6 @@ Every stream is keyed by (seed, purpose, …): the same key gives the same numbe
 numpy version, in whatever order streams are opened, on the server and on a client alike.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ Threads that share an operation wait for each other at its end, and spin while t
 something else, every small operation then takes as long as the other program's turn: a hundred times as long as alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -47,14 +47,7 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     work = method.work(setup)
     server = Server(setup.task, fleet, method.networks(setup), recipe.seed, scale)
     training = Training(
-        server,
-        method,
-        work,
-        engine,
-        recipe.quorum,
-        recipe.deadline,
-        recipe.evaluation,
-        [*told, *callbacks],
+        server, method, work, engine, recipe.quorum, recipe.deadline, recipe.evaluation, [*told, *callbacks]
     )
     if recipe.weights is not None:
         try:

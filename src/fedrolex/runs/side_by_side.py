@@ -1,7 +1,5 @@
 """Several runs at once in one process: one cohort seldom fills a GPU."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
