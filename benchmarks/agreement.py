@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fedrolex.recipes.library import find_recipe
+from fedrolex.recipes import find_recipe
 from fedrolex.runs.prepare import prepare
 from fedrolex.runs.run import environment
 

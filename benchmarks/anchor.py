@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrolex import Run, prepare
-from fedrolex.recipes.library import find_recipe
+from fedrolex.recipes import find_recipe
 from fedrolex.runs.run import environment
 
 SPLITS = {

@@ -26,7 +26,7 @@ import torch
 from fedrolex import METHODS, FedET, Needs, Recipe, Run, prepare
 from fedrolex.methods.distillation import Public
 from fedrolex.methods.fedet import Consensus
-from fedrolex.recipes.library import find_recipe
+from fedrolex.recipes import find_recipe
 from fedrolex.runs.run import fedrolex_version
 
 FAMILIES = 'task.models={1: "vgg11:4", 1/2: "resnet8:8", 1/4: "resnet8:4"}'

@@ -120,7 +120,7 @@ def test_coverage_says_what_lockstep_rolling_misses() -> None:
         (["--input", "2x3:int64:many"], "'many' is not a number"),
         (["--input", "a=2x3", "--input", "2x3"], "must come before named ones"),
         (["--input", "2x5x32x32"], "the model does not accept the example (x: (2, 5, 32, 32) float32)"),
-        (["--rounding", "up"], "--rounding 'up' is unknown"),
+        (["--rounding", "up"], "--rounding is 'up': use one of floor, ceil"),
         (["--picture", "axes.txt"], "must end in .png"),
         (["--arg", "classes"], "is not NAME=VALUE"),
         (["--arg", "colour=red"], "unexpected keyword argument 'colour'"),

@@ -47,7 +47,7 @@ from fedrolex import (
     train,
 )
 from fedrolex.core.registry import Registry
-from fedrolex.recipes.library import find_recipe, recipe_names
+from fedrolex.recipes import find_recipe, recipe_names
 from fedrolex.recipes.settings import carried
 from fedrolex.tasks.masking import Mask
 

@@ -219,7 +219,7 @@ def test_a_bad_recipe(data: Any, says: str) -> None:
         (["train", "--set", "client.speed.x=1"], "no section 'client.speed'"),
         (["train", "--set", "fleet.capacities=[0]"], "capacity 0 is outside"),
         (["train", "--set", "fleet.cohort=99"], "a cohort of 99 of 20 clients"),
-        (["train", "--set", "task.partition.labels=0"], "task.partition.labels is 0: give 1 or more"),
+        (["train", "--set", "task.partition.labels=0"], "task.partition.labels is 0: give a number of at least 1"),
         (["train", "--seeds", "1,x"], "--seeds '1,x'"),
         (["train", "--device", "tpu"], "device is 'tpu'"),
         (["train", "nothing.yaml"], "no recipe 'nothing.yaml'"),

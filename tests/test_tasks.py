@@ -448,7 +448,7 @@ def test_every_recipe_is_complete(name: str) -> None:
         (["task=texts"], "task.name is 'texts': use one of images, words, or package.module:Name of your own"),
         (["task.partition=dirichlet", "task.partition.alpha=0"], "task.partition.alpha is 0.0: give a number above 0"),
         (["task.partition={name: heterofl, labels: 11}", "fleet.clients=20"], "11 labels a client of 10 classes"),
-        (["task.partition={name: shards, rare: [1]}"], "task.partition.rare needs a partition that can follow it"),
+        (["task.partition={name: shards, rare: [1]}"], "task.partition.rare needs one of iid, labels, dirichlet"),
         (["task.data=cifar11"], "data set 'cifar11' is unknown"),
         (["task.norm=layer"], "task.norm is 'layer'"),
         (["client.mask=minus"], "client.mask is 'minus'"),

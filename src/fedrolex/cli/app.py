@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -54,22 +54,24 @@ def main() -> None:
     try:
         app()
     except FedrolexError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _stop(2, f"error: {error}")
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        raise SystemExit(130) from None
+        _stop(130, "stopped")
     except BrokenPipeError:
         raise SystemExit(1) from None
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        told = "the device's memory ran out: use a smaller model, batch or cohort, or end what else runs there"
-        print(f"error: {told}", file=sys.stderr)
-        raise SystemExit(1) from None
+        _stop(
+            1, "error: the device's memory ran out: use a smaller model, batch or cohort, or end what else runs there"
+        )
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        _stop(1, f"error: {error}")
+
+
+def _stop(status: int, said: str) -> NoReturn:
+    print(said, file=sys.stderr)
+    raise SystemExit(status) from None
 
 
 def _interrupt(_number: int, _frame: object) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
-from fedrolex.core import FedrolexError
+from fedrolex.cli.options import INPUT
+from fedrolex.core import FedrolexError, in_one_line
 from fedrolex.core.importing import resolve
+from fedrolex.recipes.decode import read_yaml
 
-INPUT = "2x3x224x224"
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\(\))?")
 
 
@@ -45,19 +45,14 @@ def _value(name: str, text: str) -> Any:
     if _REFERENCE.fullmatch(text):
         found = resolve(text.removesuffix("()"))
         return call(found, [], f"--arg {name}") if text.endswith("()") else found
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise FedrolexError(f"--arg {name}: cannot read {text!r}: {error}") from error
+    return read_yaml(text, f"--arg {name}: cannot read {text!r}: it")
 
 
 def call(factory: Any, pairs: Sequence[str], what: str) -> Any:
     """Call a factory with ``NAME=VALUE`` words."""
     arguments = read_arguments(pairs)
-    try:
+    with in_one_line(f"{what}: calling it failed"):
         return factory(**arguments)
-    except Exception as error:
-        raise FedrolexError(f"{what}: calling it failed: {type(error).__name__}: {error}") from error
 
 
 def build_model(path: str, pairs: Sequence[str]) -> nn.Module:
@@ -116,6 +111,5 @@ def _tensor(word: str, spec: str) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(0, int(high_text or 10) if dtype is not torch.bool else 2, shape, generator=generator).to(
-        dtype
-    )
+    high = 2 if dtype is torch.bool else int(high_text or 10)
+    return torch.randint(0, high, shape, generator=generator).to(dtype)

@@ -1,12 +1,40 @@
 """Where commands print for people."""
 
+from collections.abc import Collection, Iterable, Sequence
+
 from rich.console import Console
+from rich.table import Table
 
 
 def console() -> Console:
     """Standard output; wide enough for whole lines when it is a file or a pipe."""
     plain = Console()
     return plain if plain.is_terminal else Console(width=160)
+
+
+def table(
+    headings: Iterable[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 0, ends: Collection[int] = ()
+) -> Table:
+    """A table of numbers, on the right of their columns; the first columns may be words, on the left.
+
+    Args:
+        headings: of the columns.
+        rows: cells.
+        title: above the table, or none.
+        words: how many columns are words.
+        ends: places of rows with a line below them.
+    """
+    made = Table(title=title or None, title_justify="left", title_style="bold")
+    for place, heading in enumerate(headings):
+        made.add_column(heading, justify="left" if place < words else "right", overflow="fold")
+    for place, row in enumerate(rows):
+        made.add_row(*row, end_section=place in ends)
+    return made
+
+
+def remark(screen: Console, text: str) -> None:
+    """A line beside what counts."""
+    screen.print(text, style="dim", highlight=False)
 
 
 def share(value: float) -> str:

@@ -3,18 +3,16 @@
 import json
 from dataclasses import asdict, replace
 from fractions import Fraction
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from fedrolex.cli.arguments import read_inputs
-from fedrolex.cli.console import console
+from fedrolex.cli.console import console, remark, table
 from fedrolex.cli.figures import check_figure, draw_costs
-from fedrolex.cli.options import AsJson, Settings
+from fedrolex.cli.options import AsJson, Figure, RecipeName, Settings
 from fedrolex.recipes import find_recipe
 from fedrolex.slicing import exact, trace
 from fedrolex.theory.costs import Cost, MeanCost, cost, fleet_mean, paper_rounding
@@ -30,10 +28,7 @@ PAPER = {
 
 
 def costs_command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or YAML file.")],
-    settings: Settings = None,
-    figure: Annotated[Path | None, typer.Option(help="Also draw it to this file (png, svg or pdf).")] = None,
-    as_json: AsJson = False,
+    recipe: RecipeName, settings: Settings = None, figure: Figure = None, as_json: AsJson = False
 ) -> None:
     """Parameters, size and operations at each capacity of a recipe's fleet, and the fleet's mean."""
     check_figure(figure)
@@ -55,20 +50,24 @@ def costs_command(
     paper = plan.fleet.server_scale == 1 and _is_the_papers(costs, plan.fleet.shares)
     if figure is not None:
         draw_costs(names, costs, mean, figure)
+    shares = [Fraction(share) for share in plan.fleet.shares or [f"1/{len(names)}"] * len(names)]
     if as_json:
-        weights = plan.fleet.shares or [str(Fraction(1, len(names)))] * len(names)
         rows = [
-            {**asdict(one), "capacity": name, "share": float(Fraction(share)), "of_server": str(one.capacity)}
-            for name, share, one in zip(names, weights, costs, strict=True)
+            {**asdict(one), "capacity": name, "share": float(share), "of_server": str(one.capacity)}
+            for name, share, one in zip(names, shares, costs, strict=True)
         ]
         found = {"recipe": recipe, "model": type(model).__name__, "server_parameters": axes.parameters()}
         found |= {"capacities": rows, "mean": asdict(mean), "paper": PAPER if paper else None}
         typer.echo(json.dumps(found, indent=1))
         return
     screen = console()
-    shares = plan.fleet.shares or [f"1/{len(names)}"] * len(names)
     title = f"{recipe}: {type(model).__name__}, {axes.parameters():,} parameters on the server"
-    _show(screen, title, names, shares, costs, mean, paper)
+    screen.print(_table(title, names, shares, costs, mean, paper))
+    rule = " Paper-style FLOPs: HeteroFL's summary, a layer's cost once for each of its parameter tensors."
+    counted = "MACs: multiply-accumulates of one example's forward pass."
+    remark(screen, counted + rule * (mean.paper_flops is not None))
+    if paper:
+        remark(screen, _rounded(costs))
     if figure is not None:
         screen.print(f"figure: {figure}", highlight=False)
 
@@ -84,49 +83,31 @@ def _is_the_papers(costs: list[Cost], shares: Any) -> bool:
     return uniform and tuple(one.parameters for one in costs) == PAPER_COUNTS and costs[0].paper_flops is not None
 
 
-def _show(
-    screen: Console, title: str, names: list[str], shares: list[str], costs: list[Cost], mean: MeanCost, paper: bool
-) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold")
+def _table(
+    title: str, names: list[str], shares: list[Fraction], costs: list[Cost], mean: MeanCost, paper: bool
+) -> Table:
+    """A row for each capacity, and one for the mean; beside them what the paper prints, where it does."""
     headings = ["capacity", "share", "parameters", "MiB", "MACs"]
-    counted = mean.paper_flops is not None
-    if counted:
-        headings += ["paper-style FLOPs"]
-    if paper:
-        headings += ["paper: parameters, M", "paper: MB", "paper: FLOPs, M"]
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    rows: list[tuple[str, str, Cost | MeanCost, str]] = [
-        (name, share, one, "") for name, share, one in zip(names, shares, costs, strict=True)
-    ]
-    if paper:
-        rows[0], rows[-1] = (*rows[0][:3], "largest"), (*rows[-1][:3], "smallest")
-    rows.append(("mean", "", mean, "mean"))
-    for place, (name, share, one, printed) in enumerate(rows):
+    headings += ["paper-style FLOPs"] * (mean.paper_flops is not None)
+    headings += ["paper: parameters, M", "paper: MB", "paper: FLOPs, M"] * paper
+    printed = ["largest", *[""] * (len(costs) - 2), "smallest", "mean"] if paper else [""] * (len(costs) + 1)
+    rows = []
+    parts = [*(f"{float(share):.0%}" for share in shares), ""]
+    every: list[Cost | MeanCost] = [*costs, mean]
+    for name, share, one, place in zip([*names, "mean"], parts, every, printed, strict=True):
         mib = one.bytes / 2**20
+        size = f"{mib:,.2f}" if mib >= 0.1 else f"{mib:.2g}"
         flops = [] if one.paper_flops is None else [f"{one.paper_flops:,.0f}"]
-        theirs = list(PAPER[printed].values()) if paper and printed else []
-        table.add_row(
-            name,
-            share and f"{float(Fraction(share)):.0%}",
-            f"{one.parameters:,.0f}",
-            f"{mib:,.2f}" if mib >= 0.1 else f"{mib:.2g}",
-            f"{one.macs:,.0f}",
-            *flops,
-            *theirs,
-            end_section=place == len(rows) - 2,
-        )
-    screen.print(table)
-    rule = " Paper-style FLOPs: HeteroFL's summary, a layer's cost once for each of its parameter tensors."
-    screen.print(
-        "MACs: multiply-accumulates of one example's forward pass." + rule * counted, style="dim", highlight=False
+        theirs = PAPER[place].values() if place else ()
+        rows.append((name, share, f"{one.parameters:,.0f}", size, f"{one.macs:,.0f}", *flops, *theirs))
+    return table(headings, rows, title, ends=[len(costs) - 1])
+
+
+def _rounded(costs: list[Cost]) -> str:
+    """Why the paper's means are not ours."""
+    parameters = paper_rounding([one.parameters for one in costs]) / 1e6
+    flops = paper_rounding([one.paper_flops or 0 for one in costs]) / 1e6
+    return (
+        "The paper rounds each capacity to six digits, then takes the mean; from our numbers that gives its "
+        f"{parameters:.7f} M parameters and {flops:.6f} M FLOPs. Its MB are MiB."
     )
-    if paper:
-        parameters = paper_rounding([one.parameters for one in costs]) / 1e6
-        flops_mean = paper_rounding([one.paper_flops or 0 for one in costs]) / 1e6
-        screen.print(
-            "The paper rounds each capacity to six digits, then takes the mean; from our numbers that gives its "
-            f"{parameters:.7f} M parameters and {flops_mean:.6f} M FLOPs. Its MB are MiB.",
-            style="dim",
-            highlight=False,
-        )

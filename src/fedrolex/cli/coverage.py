@@ -3,19 +3,18 @@
 import json
 from dataclasses import asdict, fields
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from fedrolex.cli.arguments import build_model, read_inputs
-from fedrolex.cli.console import console, share
+from fedrolex.cli.console import console, remark, share, table
 from fedrolex.cli.figures import check_figure, draw_coverage
 from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, node_rows, show_lemmas, show_nodes
-from fedrolex.core import SCHEMES, FedrolexError
+from fedrolex.cli.options import Arguments, AsJson, Figure, Inputs
+from fedrolex.core import SCHEMES, in_one_line
 from fedrolex.slicing import Axes, Rolling, Scheme, exact, spread, trace
 from fedrolex.theory.coverage import Coverage, coverage
 
@@ -29,11 +28,9 @@ def make_scheme(name: str, clients: int, overlap: str, seed: int) -> Scheme:
         return Rolling(overlap=overlap, offset=spread(clients))
     kind = SCHEMES.find(name, "--scheme")
     own = {each.name for each in fields(kind)}
-    try:
+    with in_one_line(f"--scheme {name} cannot be made"):
         made: Scheme = kind(**{key: value for key, value in (("overlap", overlap), ("seed", seed)) if key in own})
-    except TypeError as error:
-        raise FedrolexError(f"--scheme {name} cannot be made: {error}") from error
-    return made
+        return made
 
 
 def coverage_command(
@@ -43,13 +40,8 @@ def coverage_command(
             metavar="[MODULE:FACTORY]", help="The model.", show_default=f"{MODEL}, and the lemmas before it"
         ),
     ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]", help="An input of the example. Repeatable."),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the factory. Repeatable.")
-    ] = None,
+    inputs: Inputs = None,
+    arguments: Arguments = None,
     schemes: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,8 +72,8 @@ def coverage_command(
     nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes of the layer that is covered.")] = 64,
     trials: Annotated[int, typer.Option(min=2, help="Trials of each simulation.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of random windows and of the simulations.")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="Also draw all of it to this file (png, svg or pdf).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    figure: Figure = None,
+    as_json: AsJson = False,
 ) -> None:
     """Rounds until everything is trained, in theory; nodes and weights each scheme reaches, counted.
 
@@ -115,31 +107,22 @@ def coverage_command(
 
 
 def _show(screen: Console, found: list[tuple[str, Fraction, Coverage]], title: str) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("scheme", "capacity", "nodes", "weights", "in matrices", "never trained", "unevenness"):
-        table.add_column(heading, justify="left" if heading == "scheme" else "right")
+    headings = ("scheme", "capacity", "nodes", "weights", "in matrices", "never trained", "unevenness")
+    cells = []
     for name, beta, result in found:
-        table.add_row(
-            name,
-            str(beta),
-            share(result.nodes),
-            share(result.weights),
-            share(result.matrices),
-            f"{result.untouched:,}",
-            f"{result.variation:.2f}",
-        )
-    screen.print(table)
-    screen.print("Shares reached: a weight is trained only when both its ends are in the window.", style="dim")
-    screen.print("Unevenness: standard deviation over mean of the updates per weight of a matrix.", style="dim")
+        shares = [share(part) for part in (result.nodes, result.weights, result.matrices)]
+        cells.append((name, str(beta), *shares, f"{result.untouched:,}", f"{result.variation:.2f}"))
+    screen.print(table(headings, cells, title, words=1))
+    remark(screen, "Shares reached: a weight is trained only when both its ends are in the window.")
+    remark(screen, "Unevenness: standard deviation over mean of the updates per weight of a matrix.")
 
 
 def _count(
     axes: Axes, schemes: list[tuple[str, Scheme]], betas: list[Fraction], clients: int, rounds: int, quiet: bool
 ) -> list[tuple[str, Fraction, Coverage]]:
     found = []
-    with Progress(
-        console=Console(stderr=True), transient=True, disable=quiet or not Console(stderr=True).is_terminal
-    ) as progress:
+    err = Console(stderr=True)
+    with Progress(console=err, transient=True, disable=quiet or not err.is_terminal) as progress:
         task = progress.add_task("counting", total=len(schemes) * len(betas) * rounds)
         for name, scheme in schemes:
             for beta in betas:

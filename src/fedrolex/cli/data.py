@@ -1,25 +1,17 @@
 """``fedrolex data``: get data sets from their publishers, and see which are there."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
-from fedrolex.cli.console import console
+from fedrolex.cli.console import console, table
+from fedrolex.cli.options import AsJson, DataFolder
 from fedrolex.data.get import CATALOGUE, find_source, get, lacking
 from fedrolex.data.where import data_folder
-
-Folder = Annotated[
-    str | None,
-    typer.Option(
-        "--data", metavar="DIR", help="Where data sets lie.", show_default="$FEDROLEX_DATA or ~/.cache/fedrolex"
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 data_app = typer.Typer(name="data", help="Get data sets, and see which are there.", no_args_is_help=True)
 
@@ -27,7 +19,7 @@ data_app = typer.Typer(name="data", help="Get data sets, and see which are there
 @data_app.command("get")
 def get_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(CATALOGUE)}.")],
-    data: Folder = None,
+    data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Download a data set, check it and unpack it. Interrupted? Run it again: it goes on."""
@@ -51,10 +43,10 @@ def get_command(
 
 
 @data_app.command("list")
-def list_command(data: Folder = None, as_json: AsJson = False) -> None:
+def list_command(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Which data sets there are, and which of them are on this machine."""
     folder = data_folder(data)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, source in CATALOGUE.items():
         lack = lacking(source, folder)
         state = "there" if lack is None else "incomplete" if (folder / source.folder).exists() else "absent"
@@ -63,16 +55,15 @@ def list_command(data: Folder = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"data": str(folder), "sets": rows}, indent=1))
         return
-    table = Table(title=escape(f"data sets in {folder}"), title_justify="left", title_style="bold")
-    for heading in ("name", "state", "how to get it"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        name = str(row["name"])
-        if row["state"] == "there":
-            how = "comes with scikit-learn" if row["folder"] is None else ""
-        elif CATALOGUE[name].files:
-            how = f"fedrolex data get {name}" if row["state"] == "absent" else str(row["lacking"])
-        else:
-            how = f"put {CATALOGUE[name].about} into {row['folder']}"
-        table.add_row(name, str(row["state"]), escape(how))
-    console().print(table)
+    cells = [(row["name"], row["state"], escape(_how_to_get(row))) for row in rows]
+    title = escape(f"data sets in {folder}")
+    console().print(table(("name", "state", "how to get it"), cells, title, words=3))
+
+
+def _how_to_get(row: dict[str, Any]) -> str:
+    """What to do for a data set that is not there."""
+    if row["state"] == "there":
+        return "comes with scikit-learn" if row["folder"] is None else ""
+    if CATALOGUE[row["name"]].files:
+        return f"fedrolex data get {row['name']}" if row["state"] == "absent" else str(row["lacking"])
+    return f"put {CATALOGUE[row['name']].about} into {row['folder']}"

@@ -1,4 +1,4 @@
-"""Pictures of coverage and of costs."""
+"""Pictures of coverage, of costs, and of a model's axes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,33 +7,36 @@ from typing import Any
 
 from fedrolex.cli.lemmas import LemmaRow, NodeRow
 from fedrolex.core import FedrolexError
+from fedrolex.slicing import Axes
 from fedrolex.theory.costs import Cost, MeanCost
 from fedrolex.theory.lemmas import expected_rounds
 
 COLOURS = ("#2a6fbb", "#c1762a", "#7d8c3c", "#8a5fb0", "#c94f4f")
+KINDS = ("width", "heads", "factor", "groups", "outputs", "rows")
+COLOURS_OF_KINDS = dict(zip(KINDS, (*COLOURS, "#a8a8a8"), strict=True))
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def check_figure(path: Path | None) -> None:
+def check_figure(path: Path | None, option: str = "--figure") -> None:
     """Refuse a file whose name does not say a format we write, before anything is computed."""
     if path is not None and path.suffix not in FORMATS:
-        raise FedrolexError(f"--figure {path}: the file must end in .png, .svg or .pdf")
+        raise FedrolexError(f"{option} {path}: the file must end in .png, .svg or .pdf")
 
 
 @contextmanager
-def _page(path: Path, panels: int) -> Iterator[Any]:
-    """A row of panels, written to ``path`` at the end."""
+def page(path: Path, panels: int, size: tuple[float, float], grid: str = "y", **layout: Any) -> Iterator[Any]:
+    """A row of panels, ``size`` inches in all, written to ``path`` at the end; ``layout`` is matplotlib's."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure, sides = plt.subplots(1, panels, figsize=(4.8 * panels, 4.2), layout=ConstrainedLayoutEngine(w_pad=0.12))
+    figure, sides = plt.subplots(1, panels, figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12), **layout)
     try:
-        for side in sides:
+        for side in figure.axes:
             side.spines[["top", "right"]].set_visible(False)
-            side.grid(axis="y", color="#eeeeee")
+            side.grid(axis=grid, color="#eeeeee")
             side.set_axisbelow(True)
         yield sides
         figure.savefig(path, dpi=150)
@@ -54,7 +57,7 @@ def draw_coverage(
         weights: (scheme, capacity, share of the matrices' weights reached).
         path: where to.
     """
-    with _page(path, 3) as (left, middle, right):
+    with page(path, 3, (14.4, 4.2)) as (left, middle, right):
         _draw_lemmas(left, lemmas)
         _draw_nodes(middle, nodes)
         _draw_weights(right, weights)
@@ -126,7 +129,7 @@ def draw_costs(names: Sequence[str], costs: Sequence[Cost], mean: MeanCost, path
         mean: the fleet's.
         path: where to.
     """
-    with _page(path, 2) as (left, right):
+    with page(path, 2, (9.6, 4.2)) as (left, right):
         _draw_cost(left, names, [one.parameters for one in costs], mean.parameters, "Parameters of a sub-model")
         _draw_cost(right, names, [one.macs for one in costs], mean.macs, "Multiply-accumulates of one example, forward")
 
@@ -149,3 +152,46 @@ def short(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g}"
+
+
+def draw_axes(axes: Axes, path: Path, title: str) -> None:
+    """One row an axis, one column a parameter; a mark where the axis is (part of) a dimension of it.
+
+    A full square marks the side a parameter writes to, an open one the side it reads from. Bars on the
+    right show the axes' sizes.
+    """
+    columns = [n for n, t in axes.tensors.items() if t.role == "parameter"]
+    place = {name: i for i, name in enumerate(columns)}
+    rows = list(axes.axes.values())
+    size = (min(40.0, 4 + 0.16 * len(columns)), min(60.0, 1.8 + 0.22 * len(rows)))
+    with page(path, 2, size, "x", sharey=True, width_ratios=[5, 1]) as (left, right):
+        for row, axis in enumerate(rows):
+            colour = COLOURS_OF_KINDS[axis.kind]
+            members = [(t, d) for t, d in axis.members if t in place]
+            if members:
+                spots = [place[t] for t, _ in members]
+                left.plot([min(spots), max(spots)], [row, row], color=colour, linewidth=0.8, alpha=0.4, zorder=1)
+            for tensor, dim in members:
+                reads = dim in axes.tensors[tensor].reads
+                fill = "white" if reads else colour
+                left.scatter(place[tensor], row, s=22, marker="s", zorder=2, edgecolors=colour, facecolors=fill)
+            right.barh(row, axis.size, color=colour, height=0.7)
+            right.text(axis.size, row, f" {axis.size}", va="center", fontsize=7)
+        left.set_yticks(range(len(rows)), [a.name for a in rows], fontsize=7)
+        left.set_xticks(range(len(columns)), columns, rotation=90, fontsize=5)
+        left.set_xlim(-1, len(columns))
+        left.invert_yaxis()
+        left.set_title(f"{title}: which dimensions share their indices", fontsize=10, loc="left")
+        right.set_title("size", fontsize=9, loc="left")
+        right.set_xlim(0, max(a.size for a in rows) * 1.3)
+        right.xaxis.set_visible(False)
+        _draw_kinds(left.figure, [kind for kind in COLOURS_OF_KINDS if any(axis.kind == kind for axis in rows)])
+
+
+def _draw_kinds(figure: Any, kinds: Sequence[str]) -> None:
+    """What the colours and the open squares mean, below the picture."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], marker="s", linestyle="", color=COLOURS_OF_KINDS[kind], label=kind) for kind in kinds]
+    handles += [Line2D([], [], marker="s", linestyle="", markerfacecolor="white", color="black", label="reads from it")]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=7, frameon=False)

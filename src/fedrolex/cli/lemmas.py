@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from rich.console import Console
-from rich.table import Table
 
+from fedrolex.cli.console import remark, table
 from fedrolex.slicing import width
 from fedrolex.theory.lemmas import (
     asymptote,
@@ -91,53 +92,30 @@ def node_rows(nodes: int, capacities: Sequence[Fraction], trials: int, seed: int
 
 def show_lemmas(screen: Console, rows: Sequence[LemmaRow], trials: int) -> None:
     """As a table."""
-    table = Table(
-        title="Rounds until each of I disjoint sub-models was trained m times (Lemmas 1 and 2)",
-        title_justify="left",
-        title_style="bold",
-    )
-    for heading in ("I", "m", "random, expected", f"{trials:,} trials", "asymptote", "it is off by", "rolling, m·I"):
-        table.add_column(heading, justify="right")
-    for place, row in enumerate(rows):
-        table.add_row(
-            str(row.indices),
-            str(row.times),
-            f"{row.expected:,.4f}",
-            f"{row.simulated:,.2f} ± {row.standard_error:.2f}",
-            f"{row.asymptote:,.2f}" if row.asymptote > 0 else "–",
-            f"{row.asymptote / row.expected - 1:+.0%}" if row.asymptote > 0 else "–",
-            f"{row.rolling:,}",
-            end_section=place + 1 < len(rows) and rows[place + 1].indices != row.indices,
-        )
-    screen.print(table)
-    screen.print(
-        "The asymptote is the paper's, I log I + I (m − 1) log log I: it leaves out a term of order I.", style="dim"
-    )
+    cells = []
+    for row in rows:
+        off = (f"{row.asymptote:,.2f}", f"{row.asymptote / row.expected - 1:+.0%}") if row.asymptote > 0 else ("–", "–")
+        drawn = (f"{row.expected:,.4f}", f"{row.simulated:,.2f} ± {row.standard_error:.2f}")
+        cells.append((str(row.indices), str(row.times), *drawn, *off, f"{row.rolling:,}"))
+    ends = [place for place, (row, after) in enumerate(pairwise(rows)) if after.indices != row.indices]
+    headings = ("I", "m", "random, expected", f"{trials:,} trials", "asymptote", "it is off by", "rolling, m·I")
+    title = "Rounds until each of I disjoint sub-models was trained m times (Lemmas 1 and 2)"
+    screen.print(table(headings, cells, title, ends=ends))
+    remark(screen, "The asymptote is the paper's, I log I + I (m − 1) log log I: it leaves out a term of order I.")
 
 
 def show_nodes(screen: Console, rows: Sequence[NodeRow], trials: int) -> None:
     """As a table, and what the lemmas do not say."""
-    table = Table(
-        title=f"Rounds until each of {rows[0].nodes} nodes of a layer was held once",
-        title_justify="left",
-        title_style="bold",
-    )
-    for heading in ("capacity", "nodes held", "rolling by one", "random, expected", f"{trials:,} trials"):
-        table.add_column(heading, justify="right")
+    cells = []
     for row in rows:
-        table.add_row(
-            row.capacity,
-            str(row.width),
-            f"{row.rolling:,}",
-            f"{row.random:,.4f}",
-            f"{row.simulated:,.2f} ± {row.standard_error:.2f}",
-        )
-    screen.print(table)
-    screen.print(
+        drawn = (f"{row.random:,.4f}", f"{row.simulated:,.2f} ± {row.standard_error:.2f}")
+        cells.append((row.capacity, str(row.width), f"{row.rolling:,}", *drawn))
+    headings = ("capacity", "nodes held", "rolling by one", "random, expected", f"{trials:,} trials")
+    screen.print(table(headings, cells, f"Rounds until each of {rows[0].nodes} nodes of a layer was held once"))
+    remark(
+        screen,
         "What the lemmas do not say: they are about disjoint sub-models, one a round. Rolling by one node covers a "
         f"layer's nodes later than random windows do when windows are wide ({rolling_node_rounds(16, 8)} against "
         f"{random_node_rounds(16, 8):.2f} rounds for 8 of 16), and weights are another matter still: lockstep rolling "
         "of narrow windows never reaches most of them.",
-        style="dim",
-        highlight=False,
     )

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 import yaml
-from rich.table import Table
 
-from fedrolex.cli.console import console
-from fedrolex.cli.options import AsJson, Settings
+from fedrolex.cli.console import console, remark, table
+from fedrolex.cli.options import AsJson, RecipeName, Settings
 from fedrolex.core import METHODS, FedrolexError
 from fedrolex.core.registry import PACKAGE, REGISTRIES
 from fedrolex.methods import Needs
@@ -37,12 +36,13 @@ def list_command(as_json: AsJson = False) -> None:
         typer.echo(json.dumps({**found, "recipes": recipe_names(), "needs": needs, "origins": origins}))
         return
     screen = console()
-    screen.print(_table_of_methods(origins["methods"]))
+    rows = [(_with_origin(name, origins["methods"][name]), *_said(needs)) for name, needs in _needs().items()]
+    screen.print(table(("method", *COLUMNS), rows, words=len(COLUMNS) + 1))
     for kind, names in list(origins.items())[1:]:
         shown = ", ".join(_with_origin(name, origin) for name, origin in names.items())
         screen.print(f"[bold]{kind}[/bold]: {shown}", highlight=False)
     screen.print(f"[bold]recipes[/bold]: {', '.join(recipe_names())}", highlight=False)
-    screen.print("Your own: package.module:Name instead of a name, or an entry point.", style="dim", highlight=False)
+    remark(screen, "Your own: package.module:Name instead of a name, or an entry point.")
 
 
 def _needs() -> dict[str, Needs | str]:
@@ -60,17 +60,10 @@ def _with_origin(name: str, origin: str) -> str:
     return name if origin == PACKAGE else f"{name} ({origin})"
 
 
-def _table_of_methods(origins: dict[str, str]) -> Table:
-    table = Table("method", *COLUMNS)
-    for name, needs in _needs().items():
-        said = [needs] if isinstance(needs, str) else ["yes" if holds(needs) else "" for holds in COLUMNS.values()]
-        table.add_row(_with_origin(name, origins[name]), *said)
-    return table
+def _said(needs: Needs | str) -> list[str]:
+    return [needs] if isinstance(needs, str) else ["yes" if holds(needs) else "" for holds in COLUMNS.values()]
 
 
-def show_command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or YAML file.")],
-    settings: Settings = None,
-) -> None:
+def show_command(recipe: RecipeName, settings: Settings = None) -> None:
     """The fully resolved recipe: every key that counts, defaults included."""
     typer.echo(yaml.safe_dump(find_recipe(recipe).with_settings(settings or []).encode(), sort_keys=False), nl=False)

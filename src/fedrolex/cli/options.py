@@ -1,14 +1,36 @@
-"""Options that several commands have."""
+"""Options and arguments that several commands have."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+INPUT = "2x3x224x224"
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+DataFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Folder of the data sets.", show_default="$FEDROLEX_DATA or ~/.cache/fedrolex"
+    ),
+]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or YAML file.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, e.g. client.lr=0.05. Repeatable."),
 ]
-DataFolder = Annotated[
-    str | None, typer.Option("--data", metavar="DIR", help="Folder of the data sets.", show_default="FEDROLEX_DATA")
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
+        help=f"An input of the example, e.g. 2x20:int64:1000 [default: the model's own, or {INPUT}]. Repeatable.",
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg", metavar="NAME=VALUE", help="An argument of the factory; VALUE is YAML, or MODULE:OBJECT. Repeatable."
+    ),
+]
+Figure = Annotated[Path | None, typer.Option(help="Also draw it to this file (png, svg or pdf).")]

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from fedrolex.cli.console import remark, table
+from fedrolex.cli.figures import page
 from fedrolex.runs import Run
 
 ACCURACIES = {
@@ -23,7 +24,6 @@ SPARE = ("training seconds", "local, masked", "validation", "local accuracy", "s
 
 def show_results(screen: Console, results: list[dict[str, Any]], metrics: Sequence[str] = ()) -> None:
     """A table of finished runs, with a column for each of the recipes' own ``metrics``."""
-    table = Table()
     shown = {key: heading for key, heading in ACCURACIES.items() if any(result.get(key) for result in results)}
     if all(result.get("local_accuracy_masked") == result.get("local_accuracy") for result in results):
         shown.pop("local_accuracy_masked", None)  # every client holds every class
@@ -41,11 +41,9 @@ def show_results(screen: Console, results: list[dict[str, Any]], metrics: Sequen
         if spare is None or sum(wide) + 3 * len(wide) + 1 <= screen.width:
             break
         columns.pop(spare, None)
-    for heading in columns:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*cells)
-    screen.print(table)
+    made = table(columns, list(zip(*columns.values(), strict=True)), words=1)
+    made.columns[0].no_wrap = True
+    screen.print(made)
     for result in results:
         measured = result.get("submodels")
         if measured:
@@ -63,7 +61,7 @@ def show_results(screen: Console, results: list[dict[str, Any]], metrics: Sequen
     if first.get("labels_per_client"):
         remarks.append(f"{first['labels_per_client']:.2f} labels a client")
     if remarks:
-        screen.print("; ".join(remarks), style="dim", highlight=False)
+        remark(screen, "; ".join(remarks))
     screen.print(f"run: {first['run']}", style="dim", highlight=False, soft_wrap=True)
 
 
@@ -83,21 +81,12 @@ def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
     """Accuracy over rounds of several runs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for place, result in enumerate(results):
-        rows = [row for row in Run.open(Path(result["run"])).rows() if "global_accuracy" in row]
-        style = {"linewidth": 2.2} if place == 0 else {"linewidth": 1.2, "linestyle": "--"}
-        places, values = [r["round"] + 1 for r in rows], [r["global_accuracy"] for r in rows]
-        axes.plot(places, values, label=result["method"], marker="o", markersize=3, **style)
-    axes.set(xlabel="round", ylabel="accuracy on unseen examples", ylim=(0, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(color="#eeeeee")
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with page(path, 1, (7, 4), "both") as axes:
+        for place, result in enumerate(results):
+            rows = [row for row in Run.open(Path(result["run"])).rows() if "global_accuracy" in row]
+            style = {"linewidth": 2.2} if place == 0 else {"linewidth": 1.2, "linestyle": "--"}
+            places, values = [r["round"] + 1 for r in rows], [r["global_accuracy"] for r in rows]
+            axes.plot(places, values, label=result["method"], marker="o", markersize=3, **style)
+        axes.set(xlabel="round", ylabel="accuracy on unseen examples", ylim=(0, 1))
+        axes.locator_params(axis="x", integer=True)
+        axes.legend(frameon=False, fontsize=8)

@@ -4,15 +4,16 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from fedrolex.cli.arguments import INPUT, build_model, read_inputs
-from fedrolex.cli.console import console
-from fedrolex.core import FedrolexError
+from fedrolex.cli.arguments import build_model, read_inputs
+from fedrolex.cli.console import console, table
+from fedrolex.cli.figures import check_figure, draw_axes
+from fedrolex.cli.options import Arguments, AsJson, Inputs
+from fedrolex.core import one_of
 from fedrolex.slicing import Axes, Rounding, exact, trace
 from fedrolex.slicing.axes import KINDS
 from fedrolex.slicing.rules.contractions import SPATIAL
@@ -25,22 +26,8 @@ def slice_command(
     factory: Annotated[
         str, typer.Argument(metavar="MODULE:FACTORY", help="What makes the model, e.g. torchvision.models:resnet18.")
     ],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
-            help=f"An input of the example, e.g. 2x20:int64:1000 [default: the model's own, or {INPUT}]. Repeatable.",
-        ),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arg",
-            metavar="NAME=VALUE",
-            help="An argument of the factory; VALUE is YAML, or MODULE:OBJECT. Repeatable.",
-        ),
-    ] = None,
+    inputs: Inputs = None,
+    arguments: Arguments = None,
     capacities: Annotated[
         list[str] | None,
         typer.Option("--capacity", help="A capacity to show. Repeatable.", show_default=", ".join(CAPACITIES)),
@@ -51,14 +38,12 @@ def slice_command(
         typer.Option("--evaluation-only", help="Trace evaluation alone, for models whose training mode cannot be."),
     ] = False,
     picture: Annotated[Path | None, typer.Option(help="Also draw the axes to this file (png, svg or pdf).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Derive the axes of a model and prove them."""
     betas = [exact(c) for c in capacities or CAPACITIES]
-    if rounding not in ("floor", "ceil"):
-        raise FedrolexError(f"--rounding {rounding!r} is unknown: use floor or ceil")
-    if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
-        raise FedrolexError(f"--picture {picture}: the file must end in .png, .svg or .pdf")
+    one_of("--rounding", rounding, get_args(Rounding))
+    check_figure(picture, "--picture")
     read_inputs(inputs or [])
     model = build_model(factory, arguments or [])
     example = read_inputs(inputs or [], model)
@@ -66,8 +51,6 @@ def slice_command(
     axes = trace(model, example, hints)
     sizes = [(str(beta), axes.parameters(beta, rounding)) for beta in betas]  # type: ignore[arg-type]
     if picture is not None:
-        from fedrolex.cli.picture import draw_axes
-
         draw_axes(axes, picture, title=factory)
     if as_json:
         typer.echo(json.dumps(describe(factory, axes, sizes), indent=1, ensure_ascii=False))
@@ -95,23 +78,22 @@ def describe(factory: str, axes: Axes, sizes: list[tuple[str, int]]) -> dict[str
 def show(screen: Console, factory: str, axes: Axes, sizes: list[tuple[str, int]], rounding: Rounding) -> None:
     """The same for people."""
     columns = [c for c, _ in sizes if c != "1"]
-    table = Table(title=f"Axes of {factory}", title_justify="left", title_style="bold")
-    table.add_column("axis", overflow="fold")
-    table.add_column("size", justify="right")
-    table.add_column("kind")
-    table.add_column("dimensions", justify="right")
-    for c in columns:
-        table.add_column(c, justify="right", style="cyan")
+    rows = []
     for axis in axes.axes.values():
         widths = [str(axes.widths(c, rounding)[axis.name]) if axis.kind == "width" else "" for c in columns]
-        style = None if axis.kind == "width" else "dim"
-        table.add_row(axis.name, str(axis.size), axis.kind, str(len(axis.members)), *widths, style=style)
-    screen.print(table)
+        rows.append((axis.name, axis.kind, str(axis.size), str(len(axis.members)), *widths))
+    shown = table(("axis", "kind", "size", "dimensions", *columns), rows, f"Axes of {factory}", words=2)
+    for column in shown.columns[4:]:
+        column.style = "cyan"
+    for row, axis in zip(shown.rows, axes.axes.values(), strict=True):
+        row.style = None if axis.kind == "width" else "dim"
+    screen.print(shown)
     kinds = {axis.kind for axis in axes.axes.values()} - {"width"}
     for kind in KINDS:
         if kind in kinds:
             screen.print(f"  [dim]{kind}: {KINDS[kind]}[/dim]")
-    _show_sizes(screen, axes, sizes)
+    full = axes.parameters("1")
+    screen.print(table(("capacity", "parameters", "share"), [(c, f"{n:,}", f"{n / full:.2%}") for c, n in sizes]))
     _show_frozen(screen, axes)
     for note in axes.notes:
         screen.print(f"note: {note.about}: {note.what}", highlight=False, markup=False)
@@ -120,17 +102,6 @@ def show(screen: Console, factory: str, axes: Axes, sizes: list[tuple[str, int]]
         "half and quarter width run and train.",
         style="green",
     )
-
-
-def _show_sizes(screen: Console, axes: Axes, sizes: list[tuple[str, int]]) -> None:
-    table = Table()
-    table.add_column("capacity", justify="right")
-    table.add_column("parameters", justify="right")
-    table.add_column("share", justify="right")
-    full = axes.parameters("1")
-    for c, count in sizes:
-        table.add_row(c, f"{count:,}", f"{count / full:.2%}")
-    screen.print(table)
 
 
 def _show_frozen(screen: Console, axes: Axes) -> None:

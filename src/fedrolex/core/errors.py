@@ -1,8 +1,8 @@
 """The one exception a user's mistake raises: its text is the whole message."""
 
 import difflib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import isfinite
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -18,6 +18,18 @@ class FedrolexError(ValueError):
         super().__init__(" ".join(message.split()))
 
 
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """Inside, code that is the user's: what it raises becomes one line that begins with ``what``."""
+    try:
+        yield
+    except FedrolexError:
+        raise
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
+        raise FedrolexError(f"{what}: {type(error).__name__}: {said}") from error
+
+
 def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
     """Raise, in one line, unless ``value`` is one of the allowed words."""
     if value not in allowed:
@@ -27,10 +39,10 @@ def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def check_words(section: str, settings: object) -> None:
-    """Raise, in one line, unless every setting whose type is a ``Literal`` is one of the allowed words."""
+    """Raise, in one line, unless every setting whose type is a ``Literal`` is one of its words."""
     for name, kind in _types(type(settings)).items():
         if get_origin(kind) is Literal:
-            one_of(f"{section}.{name}", getattr(settings, name), get_args(kind))
+            one_of(f"{section}.{name}".lstrip("."), getattr(settings, name), get_args(kind))
 
 
 def _types(settings: type) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """Recipes: runs described in full; the package's own are YAML files beside this one."""
 
-from fedrolex.recipes.client import ClientRecipe
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.images import ImagesRecipe
-from fedrolex.recipes.library import find_recipe, recipe_names
 from fedrolex.recipes.partition import PartitionRecipe
-from fedrolex.recipes.recipe import Recipe
+from fedrolex.recipes.recipe import ClientRecipe, Recipe, find_recipe, recipe_names
 from fedrolex.recipes.settings import carried
 from fedrolex.recipes.task import TaskRecipe
 from fedrolex.recipes.words import WordsRecipe

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fedrolex.core import FedrolexError, one_of
+from fedrolex.core import FedrolexError, in_one_line, one_of
 from fedrolex.core.registry import Registry
 from fedrolex.slicing import one_line
 
@@ -72,12 +72,8 @@ def from_plain(cls: Any, data: Any, path: str = "", base: Any = None, unknown: U
             hint = (unknown or _did_you_mean)(str(key), list(own))
             raise FedrolexError(f"recipe has an unknown key {where!r}: {hint}")
         values[key] = _value(own[key], hints[key], value, where)
-    try:
+    with in_one_line(f"recipe {path}"):
         return cls(**values) if base is None else replace(base, **values)
-    except FedrolexError:
-        raise
-    except Exception as error:
-        raise FedrolexError(f"recipe {path}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _hints(cls: Any) -> dict[str, Any]:

@@ -58,15 +58,13 @@ class FleetRecipe:
         count = self.clients if clients is None else clients
         if count is None:
             raise FedrolexError("fleet.clients is null: say how many, only text data has users of its own")
-        levels = [exact(c) / self.server_scale for c in self.capacities]
-        there = self.availability if self.trace is None else self.trace
         return Fleet(
             clients=count,
             cohort=self.cohort,
-            capacities=levels,
+            capacities=[exact(capacity) / self.server_scale for capacity in self.capacities],
             shares=self.shares,
             redrawn=self.redrawn,
-            availability=there,
+            availability=self.availability if self.trace is None else self.trace,
             stragglers=self.stragglers,
             seed=seed,
         )

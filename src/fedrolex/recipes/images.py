@@ -11,14 +11,14 @@ from typing import Any, Self
 
 from torch import nn
 
-from fedrolex.core import DATASETS, MODELS, FedrolexError, check_words
+from fedrolex.core import DATASETS, MODELS, FedrolexError, check_words, in_one_line
 from fedrolex.data.images import ImageSet, load_images
 from fedrolex.models import ImageModel, Norm, Represented
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.partition import PartitionRecipe
 from fedrolex.recipes.task import TaskRecipe, whole_path
 from fedrolex.rounds import Fleet
-from fedrolex.slicing import exact, one_line
+from fedrolex.slicing import exact
 from fedrolex.tasks import Classification, Examples, Mask, Task
 from fedrolex.tasks.partition import hold_out
 from fedrolex.tasks.pixels import Pixels
@@ -114,15 +114,8 @@ class ImagesRecipe(TaskRecipe):
             return Represented(trunk, self.representation, classes)
         name = ("convnet" if self.data == "digits" else "preresnet18") if self.model == "auto" else self.model
         build = MODELS.find(name)
-        asked = ImageModel(classes, channels, size, self.width, scale, self.norm, self.scaler)
-        try:
-            made = build(asked)
-        except FedrolexError:
-            raise
-        except Exception as error:
-            raise FedrolexError(
-                f"task.model {name}: the model cannot be made: {type(error).__name__}: {one_line(error)}"
-            ) from error
+        with in_one_line(f"task.model {name}: the model cannot be made"):
+            made = build(ImageModel(classes, channels, size, self.width, scale, self.norm, self.scaler))
         if not isinstance(made, nn.Module):
             raise FedrolexError(f"task.model {name} made a {type(made).__name__}, not a torch.nn.Module")
         return made
@@ -132,9 +125,7 @@ class ImagesRecipe(TaskRecipe):
         name, colon, width = text.rpartition(":")
         wide = bool(colon) and width.isascii() and width.isdigit()
         if colon and not (int(width) if wide else name not in MODELS.names()):
-            raise FedrolexError(
-                f"task.models[{capacity}] is {text!r}: give a model, or a model and its width: {name}:16"
-            )
+            raise FedrolexError(f"task.models[{capacity}] is {text!r}: give a model, or one and its width: {name}:16")
         name = name if wide else text
         MODELS.check(name, f"task.models[{capacity}]")
         return replace(self, model=name, models={}, width=int(width) if wide else None)
@@ -143,11 +134,7 @@ class ImagesRecipe(TaskRecipe):
 
     def open(self, fleet: FleetRecipe, *, seed: int, folder: Path, mask: Mask) -> tuple[Task, Fleet]:
         """The task, its images spread over the fleet."""
-        made = fleet.build(seed)
-        return self.build(made, fleet.server_scale, seed, folder, mask), made
-
-    def build(self, fleet: Fleet, scale: int, seed: int, folder: Path, mask: Mask) -> Task:
-        """The task, spread over the clients of a fleet whose server is ``scale`` times wider than the task's model."""
+        clients = fleet.build(seed)
         images = load_images(self.data, folder, seed)
         shape = _shape(images)
         classes = shape[0]
@@ -157,8 +144,8 @@ class ImagesRecipe(TaskRecipe):
         train = whole.rows(held["rest"]) if self.validation or aside else whole
         if self.limit is not None:
             train, test = _some(train, self.limit, seed), _some(test, self.limit, seed)
-        parts, test_parts = self.partition.split(train.y, test.y, classes, fleet, scale, seed)
-        return Classification(
+        parts, test_parts = self.partition.split(train.y, test.y, classes, clients, fleet.server_scale, seed)
+        task = Classification(
             name=self.data,
             build=partial(self._made, shape),
             build_for=lambda channels, scale: self._made((classes, channels, shape[2]), scale),
@@ -174,6 +161,7 @@ class ImagesRecipe(TaskRecipe):
             mask="neg_inf" if mask == "none" else mask,
             classes=classes,
         )
+        return task, clients
 
     def _pixels(self, images: ImageSet) -> Pixels:
         """How stored images become inputs."""

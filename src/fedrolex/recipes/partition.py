@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
-from fedrolex.core import FedrolexError, one_of
+from fedrolex.core import FedrolexError, check_numbers, check_words
 from fedrolex.rounds import Fleet
 from fedrolex.slicing import exact
 from fedrolex.tasks.partition import Affinity, Partition, by_label, dirichlet, even, heterofl, rare_classes, shards
 
-PARTITIONS = ("iid", "labels", "heterofl", "dirichlet", "shards")
 FOLLOWING = ("iid", "labels", "dirichlet")  # can give classes to some clients rather than others
 
 
@@ -30,7 +30,7 @@ class PartitionRecipe:
         rare_elsewhere: what the others get of the rare classes, compared with a small device: 0 is nothing.
     """
 
-    name: str = "iid"
+    name: Literal["iid", "labels", "heterofl", "dirichlet", "shards"] = "iid"
     labels: int = 2
     alpha: float = 0.5
     smallest: int = 10
@@ -40,17 +40,14 @@ class PartitionRecipe:
     rare_elsewhere: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("task.partition.name", self.name, PARTITIONS)
+        check_words("task.partition", self)
+        check_numbers("task.partition", self, least={"labels": 1, "smallest": 0})
         exact(self.rare_capacity)
-        if self.labels < 1:
-            raise FedrolexError(f"task.partition.labels is {self.labels}: give 1 or more")
         if not 0 < self.alpha <= 1e9:
             raise FedrolexError(f"task.partition.alpha is {self.alpha}: give a number above 0, at most 1e9")
-        if self.smallest < 0:
-            raise FedrolexError(f"task.partition.smallest is {self.smallest}: give 0 or more")
         if self.rare and self.name not in FOLLOWING:
             raise FedrolexError(
-                f"task.partition.rare needs a partition that can follow it ({', '.join(FOLLOWING)}), not {self.name}"
+                f"task.partition.rare needs one of {', '.join(FOLLOWING)}: {self.name} cannot follow it"
             )
 
     def split(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_type_hints
 
 import yaml
 
 from fedrolex.clients import LocalTraining, Precision
-from fedrolex.core import CALLBACKS, ENGINES, METHODS, TASKS, FedrolexError, one_of
+from fedrolex.core import CALLBACKS, ENGINES, METHODS, TASKS, FedrolexError, check_words
 from fedrolex.methods import FedRolex, Method
 from fedrolex.recipes import format1
-from fedrolex.recipes.client import ClientRecipe
 from fedrolex.recipes.decode import REGISTRY, from_plain, read_yaml, to_plain
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.images import ImagesRecipe
@@ -22,17 +21,18 @@ from fedrolex.recipes.task import TaskRecipe, whole_path
 from fedrolex.tasks import Measure
 
 FORMAT = 2
-FREE = (
-    "rounds",
-    "evaluate_every",
-    "checkpoint_every",
-    "device",
-    "compare",
-    "weights",
-    "data",
-    "evaluation",
-    "callbacks",
-)
+FREE = ("evaluate_every", "checkpoint_every", "device", "compare", "weights", "data", "evaluation", "callbacks")
+"""Keys beside ``rounds`` that may be changed before a run goes on."""
+
+OWN = Path(__file__).parent
+"""The package's own recipes lie beside this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientRecipe(LocalTraining):
+    """The settings of :class:`~fedrolex.clients.work.LocalTraining`, with momentum."""
+
+    momentum: float = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,21 +77,14 @@ class Recipe:
     compare: bool = False
     engine: str = "auto"
     precision: Precision = "fp32"
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     weights: str | None = None
     data: str | None = None
     seed: int = 1
 
     def __post_init__(self) -> None:
-        kinds = {
-            "task": TaskRecipe,
-            "fleet": FleetRecipe,
-            "method": Method,
-            "client": LocalTraining,
-            "evaluation": Measure,
-        }
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
+        for name, kind in get_type_hints(Recipe).items():
+            if isinstance(kind, type) and is_dataclass(kind) and not isinstance(getattr(self, name), kind):
                 raise FedrolexError(
                     f"Recipe({name}={getattr(self, name)!r}): give a {kind.__name__}, or start from plain words with "
                     f"Recipe().with_settings(['{name}...=...'])"
@@ -111,14 +104,11 @@ class Recipe:
         ENGINES.check(self.engine)
         for name in self.callbacks:
             CALLBACKS.check(name)
-        one_of("precision", self.precision, get_args(Precision))
-        one_of("device", self.device, ("auto", "cpu", "cuda"))
+        check_words("", self)
         if self.deadline is not None and not self.deadline > 0:
             raise FedrolexError(f"deadline is {self.deadline}: give seconds above 0, or null")
         if self.quorum > self.fleet.cohort:
-            raise FedrolexError(
-                f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: no round would count"
-            )
+            raise FedrolexError(f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: give fewer")
 
     def with_parts(self) -> Recipe:
         """The recipe with what its method needs of the task, where nothing is said of it."""
@@ -167,4 +157,17 @@ class Recipe:
         mine, theirs = self.encode(), other.encode()
         if mine["rounds"] < theirs["rounds"]:
             return "rounds"
-        return next((key for key in mine if key not in FREE and mine[key] != theirs[key]), None)
+        return next((key for key in mine if key not in (*FREE, "rounds") and mine[key] != theirs[key]), None)
+
+
+def recipe_names() -> list[str]:
+    """Names of the package's own recipes."""
+    return sorted(file.stem for file in OWN.glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Recipe:
+    """One of the package's own recipes by name, or one from a file."""
+    path = OWN / f"{name}.yaml" if name in recipe_names() else Path(name)
+    if not path.is_file():
+        raise FedrolexError(f"no recipe {name!r}: give a YAML file or one of {', '.join(recipe_names())}")
+    return Recipe.read(path)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedrolex.core import FedrolexError, check_words
-from fedrolex.data.get import find_source, lacking
+from fedrolex.core import FedrolexError, check_numbers, check_words
+from fedrolex.data.get import STACKOVERFLOW_H5, find_source, lacking
 from fedrolex.data.users import Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.models import WordTransformer
@@ -21,7 +21,11 @@ from fedrolex.rounds import Fleet
 from fedrolex.tasks import Examples, Mask, NextWord, Task
 from fedrolex.tasks.words import choose_users, count_words, read_sentences
 
-TEXTS = ("stackexchange", "blogs", "stackoverflow")
+TEXTS = {
+    "stackexchange": "stackexchange/users.jsonl",
+    "blogs": "blogs/blogs.npz",
+    "stackoverflow": "stackoverflow/stackoverflow.sqlite",
+}
 POSITIVE = ("vocabulary", "length", "sentences", "test_sentences", "layers", "heads", "head_dim", "stream", "inner")
 Slice = Literal["attn", "attn+ffn", "all"]
 
@@ -65,9 +69,7 @@ class WordsRecipe(TaskRecipe):
 
     def __post_init__(self) -> None:
         check_words("task", self)
-        for name in POSITIVE:
-            if getattr(self, name) < 1:
-                raise FedrolexError(f"task.{name} is {getattr(self, name)}: give 1 or more")
+        check_numbers("task", self, least=dict.fromkeys(POSITIVE, 1))
         if not 0 <= self.dropout < 1:
             raise FedrolexError(f"task.dropout is {self.dropout}: give at least 0, below 1")
         if not (self.test_users > 0 and self.validation >= 0 and self.test_users + self.validation < 1):
@@ -78,16 +80,10 @@ class WordsRecipe(TaskRecipe):
         return self._made(self.vocabulary + 4, scale)
 
     def _made(self, symbols: int, scale: int) -> nn.Module:
-        return WordTransformer(
-            symbols,
-            self.length,
-            self.layers,
-            self.heads,
-            self.head_dim * scale,
-            self.stream * (scale if self.slice == "all" else 1),
-            self.inner * (1 if self.slice == "attn" else scale),
-            self.dropout,
-        )
+        stream = self.stream * (scale if self.slice == "all" else 1)
+        inner = self.inner * (1 if self.slice == "attn" else scale)
+        head_dim = self.head_dim * scale
+        return WordTransformer(symbols, self.length, self.layers, self.heads, head_dim, stream, inner, self.dropout)
 
     def frozen_axes(self) -> Sequence[str]:
         """Axes that capacities do not cut."""
@@ -101,11 +97,7 @@ class WordsRecipe(TaskRecipe):
 
     def open(self, fleet: FleetRecipe, *, seed: int, folder: Path, mask: Mask) -> tuple[Task, Fleet]:
         """The task and its fleet: all users are clients, or a random choice of them."""
-        task = self.build(fleet.clients, seed, folder)
-        return task, fleet.build(seed, task.clients)
-
-    def build(self, clients: int | None, seed: int, folder: Path) -> Task:
-        """The task, with all users as clients or a random choice of them."""
+        clients = fleet.clients
         train, test = self._users(folder)
         order = choose_users(train, self.fewest, seed)
         if test is None:
@@ -123,7 +115,7 @@ class WordsRecipe(TaskRecipe):
         def read(users: Users, who: NDArray[np.int64]) -> Examples:
             return read_sentences(users, who.tolist(), words, self.length, self.sentences, self.test_sentences)
 
-        return NextWord(
+        task = NextWord(
             name=self.data,
             build=lambda scale: self._made(words.size, scale),
             users=train,
@@ -135,6 +127,7 @@ class WordsRecipe(TaskRecipe):
             frozen=self.frozen_axes(),
             validation=read(train, judges) if count else None,
         )
+        return task, fleet.build(seed, task.clients)
 
     def _users(self, folder: Path) -> tuple[Users, Users | None]:
         """The training users, and the test users where the data has them apart."""
@@ -145,23 +138,15 @@ class WordsRecipe(TaskRecipe):
                     f"{self.data} is not in {folder}: put {source.about} into {folder / source.folder}, "
                     "or say where it is with --data or FEDROLEX_DATA"
                 )
-        match self.data:
-            case "stackexchange":
-                return open_users(folder / "stackexchange" / "users.jsonl"), None
-            case "blogs":
-                return open_users(folder / "blogs" / "blogs.npz"), None
-            case "stackoverflow":
-                whole = folder / "stackoverflow" / "stackoverflow.sqlite"
-                if whole.is_file():
-                    return open_users(whole, "train"), open_users(whole, "test")
-                parts = [folder / "stackoverflow" / f"stackoverflow_{part}.h5" for part in ("train", "test")]
-                return open_users(parts[0], "train"), open_users(parts[1], "test")
-        path = Path(self.data).expanduser()
-        train = open_users(path)
+        path = folder / TEXTS[self.data] if self.data in TEXTS else Path(self.data).expanduser()
+        if self.data == "stackoverflow" and not path.is_file():
+            train, test = (folder / name for name in STACKOVERFLOW_H5)
+            return open_users(train), open_users(test, "test")
+        users = open_users(path)
         if path.suffix in (".sqlite", ".db"):
             with suppress(FedrolexError):  # a file without that split
-                return train, open_users(path, "test")
-        return train, None
+                return users, open_users(path, "test")
+        return users, None
 
     def _words(self, users: Users, who: NDArray[np.int64], seed: int) -> Vocabulary:
         if self.word_list is not None:
