@@ -23,11 +23,10 @@ from typing import Any
 
 import torch
 
-from fedrolex import METHODS, FedET, Needs, Recipe, Run, prepare
+from fedrolex import METHODS, FedET, Needs, Recipe, Run, __version__, prepare
 from fedrolex.methods.distillation import Public
 from fedrolex.methods.fedet import Consensus
 from fedrolex.recipes import find_recipe
-from fedrolex.runs.run import fedrolex_version
 
 FAMILIES = 'task.models={1: "vgg11:4", 1/2: "resnet8:8", 1/4: "resnet8:4"}'
 BOUND = "public images, true labels (a bound for fedet)"
@@ -131,7 +130,7 @@ def main() -> None:
     told = {
         "what": "all methods on digits, twenty devices of five sizes, one split; accuracy in percent over seeds",
         "command": " ".join([command, *(["--set", *options.set] if options.set else [])]),
-        "version": f"fedrolex {fedrolex_version()}, torch {torch.__version__}, Python {platform.python_version()}",
+        "version": f"fedrolex {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
         "hardware": f"{torch.get_num_threads()} threads of a {platform.machine()} CPU",
         "seeds": seeds,
         "figures": rows,

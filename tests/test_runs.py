@@ -303,7 +303,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyte
 
     def full(descriptor: int) -> None:
         writes["n"] += 1
-        if writes["n"] == 5:
+        if writes["n"] == 7:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 

@@ -1,9 +1,8 @@
 """One model, every device: train a large PyTorch model on devices that each hold only a part of it."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fedrolex.clients import Failure, Job, LocalTraining, RoundPlan, Upload, Visit
 from fedrolex.core import CALLBACKS, DATASETS, ENGINES, METHODS, METRICS, MODELS, SCHEMES, TASKS, FedrolexError
+from fedrolex.core.version import VERSION
 from fedrolex.data.images import ImageSet
 from fedrolex.methods import (
     DSFL,
@@ -53,10 +52,7 @@ from fedrolex.slicing import (
 from fedrolex.tasks import Classification, Examples, Measure, NextWord, Task
 from fedrolex.theory.coverage import Coverage, coverage
 
-try:
-    __version__ = version("fedrolex")
-except PackageNotFoundError:  # a checkout that was not installed
-    __version__ = "0+unknown"
+__version__ = VERSION
 
 __all__ = [
     "CALLBACKS", "DATASETS", "DSFL", "ENGINES", "METHODS", "METRICS", "MODELS", "SCHEMES", "TASKS", "Averaging",

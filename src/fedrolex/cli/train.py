@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedrolex.cli.allocator import keep_memory
-from fedrolex.cli.console import console
+from fedrolex.cli.console import console, remark
 from fedrolex.cli.options import AsJson, DataFolder, Settings
 from fedrolex.cli.progress import shown
 from fedrolex.cli.results import draw, show_results, verdict
@@ -67,28 +67,15 @@ def train_command(
     """Train one recipe or several; with none, the quickstart."""
     if seed is not None and seeds is not None:
         raise FedrolexError("give --seed or --seeds, not both")
-    given: dict[str, Any] = {
-        "engine": engine,
-        "device": device,
-        "seed": seed,
-        "data": data and str(Path(data).resolve()),
-    }
+    options = {"engine": engine, "device": device, "seed": seed, "data": data and str(Path(data).resolve())}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     names = recipes or [QUICKSTART]
-    bases = [
-        replace(
-            find_recipe(name).with_settings(settings or []),
-            **{key: value for key, value in given.items() if value is not None},
-        ).with_whole_paths()
-        for name in names
-    ]
+    bases = [replace(find_recipe(name).with_settings(settings or []), **given).with_whole_paths() for name in names]
     groups = []
     for label, folder, base in zip(*_places(names, bases, out), bases, strict=True):
         groups.append(_plans(base.method.name if len(bases) == 1 else label, folder, base))
     for plan in (plan for group in groups for plan in group):
-        if plan.folder.exists():
-            raise FedrolexError(
-                f"{plan.folder} exists already: give another --out, or go on with: fedrolex resume {plan.folder}"
-            )
+        Run.refuse(plan.folder)
     if seeds is not None:
         groups = [[each for plan in group for each in _by_seed(plan, _seeds(seeds))] for group in groups]
     if at_once > 1:
@@ -192,28 +179,24 @@ def _train(plans: Sequence[Planned], quiet: bool) -> dict[Path, dict[str, Any]]:
         keep_memory()
     trainings = [prepare(plan.recipe) for plan in plans]
     runs = [Run.open(p.folder) if p.folder.exists() else Run.create(p.folder, p.recipe) for p in plans]
-    if len(plans) > 1 and not all(fits(training) for training in trainings):
+    jobs = list(zip(plans, runs, trainings, strict=True))
+    if len(jobs) > 1 and not all(fits(training) for training in trainings):
         why = "dropout and engines with threads of their own share what one process has once"
         print(f"--at-once: these runs go one after the other ({why})", file=sys.stderr)
-        found = []
-        for plan, run, training in zip(plans, runs, trainings, strict=True):
-            found += _go([plan], [run], [training], quiet)
+        found = [_go([job], quiet)[0] for job in jobs]
     else:
-        found = _go(plans, runs, trainings, quiet)
+        found = _go(jobs, quiet)
     return {plan.folder: {**summary, "method": plan.what} for plan, summary in zip(plans, found, strict=True)}
 
 
-def _go(
-    plans: Sequence[Planned], runs: Sequence[Run], trainings: Sequence[Training], quiet: bool
-) -> list[dict[str, Any]]:
+def _go(jobs: Sequence[tuple[Planned, Run, Training]], quiet: bool) -> list[dict[str, Any]]:
     """Train runs to their ends, side by side if there are several."""
     try:
-        with shown([plan.what for plan in plans], [plan.recipe for plan in plans], quiet) as steps:
-            if len(runs) == 1:
-                return [runs[0].go(trainings[0], steps[0])]
-            return side_by_side(list(zip(runs, trainings, steps, strict=True)))
+        with shown([plan.what for plan, _, _ in jobs], [plan.recipe for plan, _, _ in jobs], quiet) as steps:
+            ready = [(run, training, step) for (_, run, training), step in zip(jobs, steps, strict=True)]
+            return [run.go(training, step) for run, training, step in ready] if len(jobs) == 1 else side_by_side(ready)
     except KeyboardInterrupt:
-        for plan, training in zip(plans, trainings, strict=True):
+        for plan, _, training in jobs:
             what = "" if plan.resumed_by == plan.folder else f" of what it is compared with ({plan.what})"
             done = f"stopped after round {training.server.round}{what}"
             print(f"{done}; go on with: fedrolex resume {plan.resumed_by}", file=sys.stderr)
@@ -237,4 +220,4 @@ def _report(groups: Sequence[Sequence[Planned]], results: dict[Path, dict[str, A
             draw(found, picture)
             screen.print(f"picture: {picture}", highlight=False)
     if not any(group[0].recipe.compare for group in groups):
-        screen.print("What this fleet could do without it: add --set compare=true.", style="dim", highlight=False)
+        remark(screen, "What this fleet could do without it: add --set compare=true.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fedrolex.clients import MODEL, Upload
 from fedrolex.core import FedrolexError
@@ -58,6 +60,37 @@ def tell(callbacks: Sequence[Callback], hook: str, *about: Any) -> None:
                 raise
             why = str(error) if isinstance(error, FedrolexError) else f"{type(error).__name__}: {one_line(error)}"
             raise CallbackError(f"callback {type(callback).__name__} failed in {hook}(): {why}") from error
+
+
+class MetricsFile(Callback):
+    """Appends the metrics of every round to the run's file: a round that is there is finished."""
+
+    NAME = "metrics.jsonl"
+    _file: TextIO | None = None
+
+    def begin(self, training: Training, folder: Path | None) -> None:
+        """Open the file."""
+        self._file = None if folder is None else open(folder / self.NAME, "a")  # noqa: SIM115 - closed in end()
+
+    def row(self, training: Training, row: dict[str, Any]) -> None:
+        """Append a round's metrics."""
+        try:
+            line = json.dumps(row, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise FedrolexError(f"the metrics of round {row['round']} cannot be written as JSON: {error}") from error
+        if self._file is not None:
+            self._file.write(line + "\n")
+            self._file.flush()
+
+    def sync(self) -> None:
+        """See to it that the lines so far outlast a crash of the machine."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def end(self, training: Training) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
 
 class DriftByCapacity(Callback):

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -18,13 +19,18 @@ ABOUT = "fedrolex"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write all or nothing: a new file beside the old one, flushed, then put in its place.
-
-    Raises:
-        FedrolexError: the disk is full or cannot be written; the old checkpoint is as it was.
-    """
+    """Write a checkpoint, all or nothing."""
     told = json.dumps({"kind": KIND, "format": FORMAT, **about}, sort_keys=True)  # several keys would come in any order
     data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {ABOUT: told})
+    write_whole(path, data)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file all or nothing: a new one beside the old one, flushed, then put in its place.
+
+    Raises:
+        FedrolexError: the disk is full or cannot be written; the old file is as it was.
+    """
     new = path.with_name(f".{path.name}.new")
     try:
         with open(new, "wb") as file:
@@ -49,14 +55,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         FedrolexError: the file is missing, damaged, foreign, or of a newer format.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except FileNotFoundError:
-        raise FedrolexError(f"there is no checkpoint {path}") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise FedrolexError(f"checkpoint {path} is damaged or not a safetensors file: {error}") from error
+    tensors, about = _read(path)
     if not isinstance(about, dict) or about.get("kind") != KIND:
         raise FedrolexError(f"{path} is not a checkpoint of a fedrolex run")
     if about.get("format") not in ("1", FORMAT):
@@ -68,10 +67,16 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of any safetensors file, a checkpoint's or another's."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """The tensors of a safetensors file, and what this package wrote about them."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            return tensors, json.loads((file.metadata() or {}).get(ABOUT, "{}"))
     except FileNotFoundError:
-        raise FedrolexError(f"there is no file {path} to start from") from None
+        raise FedrolexError(f"there is no file {path}") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise FedrolexError(f"{path} is damaged or not a safetensors file: {error}") from error

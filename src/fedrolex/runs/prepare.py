@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fedrolex.clients import LocalTraining
-from fedrolex.core import CALLBACKS, ENGINES, FedrolexError
+from fedrolex.core import CALLBACKS, ENGINES, FedrolexError, in_one_line
 from fedrolex.data.where import data_folder
 from fedrolex.engines.gpu.precision import use_tf32
 from fedrolex.methods import Setup
@@ -76,8 +76,6 @@ def make_engine(recipe: Recipe, device: torch.device) -> Engine:
 def make_callback(name: str) -> Callback:
     """A callback by name."""
     make = CALLBACKS.find(name)
-    try:
+    with in_one_line(f"callback {name} cannot be made"):
         made: Callback = make()
-    except Exception as error:
-        raise FedrolexError(f"callback {name} cannot be made: {type(error).__name__}: {one_line(error)}") from error
-    return made
+        return made

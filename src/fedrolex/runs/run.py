@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ from typing import Any
 import torch
 
 from fedrolex.core import FedrolexError
+from fedrolex.core.version import VERSION
 from fedrolex.methods.method import size
 from fedrolex.recipes import Recipe
 from fedrolex.rounds import ClientStates
 from fedrolex.runs import checkpoint, format1
-from fedrolex.runs.callbacks import tell
-from fedrolex.runs.metrics_file import NAME, MetricsFile, read_rows
+from fedrolex.runs.callbacks import MetricsFile, tell
 from fedrolex.runs.training import Training
 from fedrolex.tasks.metrics import short
 
@@ -47,14 +46,12 @@ class Run:
     @property
     def metrics(self) -> Path:
         """One JSON object a line and round."""
-        return self.folder / NAME
+        return self.folder / MetricsFile.NAME
 
     @staticmethod
     def create(folder: Path, recipe: Recipe, *, own_task: bool = False) -> Run:
         """A new folder with the recipe in it; an existing one is refused."""
-        taken = f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}"
-        if folder.exists():
-            raise FedrolexError(taken)
+        Run.refuse(folder)
         new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
         try:
             new.mkdir(parents=True)
@@ -66,6 +63,12 @@ class Run:
             shutil.rmtree(new, ignore_errors=True)
             raise FedrolexError(f"cannot make {folder}: {error.strerror}") from error
         return Run(folder)
+
+    @staticmethod
+    def refuse(folder: Path) -> None:
+        """Raise, in one line, where a folder cannot be a new run's because it is there already."""
+        if folder.exists():
+            raise FedrolexError(f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}")
 
     @staticmethod
     def open(folder: Path) -> Run:
@@ -82,7 +85,16 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics so far, up to the first line that was not written whole."""
-        return read_rows(self.metrics)
+        rows: list[dict[str, Any]] = []
+        for line in self.metrics.read_text(errors="replace").splitlines() if self.metrics.is_file() else ():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
+                break
+            rows.append(row)
+        return rows
 
     def own_task(self) -> bool:
         """Whether the run trains a task given in Python, which a recipe does not describe."""
@@ -174,7 +186,7 @@ class Run:
                 f"{self.metrics} does not hold rounds 0 to {server.round - 1} any more: "
                 "remove the checkpoint to start the run again, or put the file back"
             )
-        _replace(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+        checkpoint.write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     @staticmethod
     def _round(recipe: Recipe, training: Training) -> dict[str, Any]:
@@ -221,26 +233,14 @@ class Run:
             "capacities": "redrawn" if recipe.fleet.redrawn else "fixed",
             "run": str(self.folder),
         }
-        _replace(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        checkpoint.write_whole(self.folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
         return summary
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a small file all or nothing."""
-    new = path.with_name(f".{path.name}.new")
-    try:
-        new.write_text(text)
-        os.replace(new, path)
-    except OSError as error:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise FedrolexError(f"cannot write {path}: {error.strerror}") from error
 
 
 def environment() -> dict[str, Any]:
     """What a number needs beside it: code, libraries, machine."""
     return {
-        "fedrolex": fedrolex_version(),
+        "fedrolex": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.machine(),
@@ -248,11 +248,3 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
-
-
-def fedrolex_version() -> str:
-    """The installed version."""
-    try:
-        return version("fedrolex")
-    except PackageNotFoundError:
-        return "0+unknown"

@@ -82,9 +82,10 @@ class Training:
         plan = self.plan([job for job in jobs if method.waits_for(job)])
         round, taken, failures = self._gather(plan)
         failures |= {str(job.client): LATE for job in jobs if not method.waits_for(job)}
-        traffic = [method.traffic(server, job, taken.get(job.key)) for job in self._asked(plan, jobs)]
+        sent = {job.key: job for job in plan.jobs}
+        traffic = [method.traffic(server, sent.get(job.key, job), taken.get(job.key)) for job in jobs]
         losses = [upload.loss for upload in taken.values()]
-        clients = {job.client for job in (upload.job for upload in taken.values())}
+        clients = {upload.job.client for upload in taken.values()}
         row: dict[str, Any] = {
             "round": server.round,
             "clients": len(clients),
@@ -133,12 +134,6 @@ class Training:
         coming = self.server.round + 1
         return self._coming.setdefault(coming, self.method.jobs(self.server, coming))
 
-    @staticmethod
-    def _asked(plan: RoundPlan, jobs: Sequence[Job]) -> list[Job]:
-        """All jobs that were sent out: as they were sent where answers are waited for."""
-        sent = {job.key: job for job in plan.jobs}
-        return [sent.get(job.key, job) for job in jobs]
-
     def _gather(self, plan: RoundPlan) -> tuple[Round, dict[tuple[int, str], Upload], dict[str, str]]:
         """Have the clients trained; the round, the answers that were taken, and why others were not, by client."""
         engine = self._engine_for(plan)
@@ -146,7 +141,7 @@ class Training:
         first = next(answers, None)  # whether answers stay good is known once the engine has begun
         average = Average(plan, engine, label_axis=self.label_axis)
         current = Round(self.server, plan, average)
-        average.seen = lambda uploads: self._folded(current, uploads)
+        average.seen = lambda uploads: tell(self.callbacks, "folded", current, uploads)
         tell(self.callbacks, "round_begins", current)
         taken: dict[tuple[int, str], Upload] = {}
         failures: dict[str, str] = {}
@@ -200,9 +195,6 @@ class Training:
             mine = upload.job.name and f"{upload.job.name}:"
             round.remember(upload.job.client, {f"{mine}{name}": tensor for name, tensor in upload.kept.items()})
         return None
-
-    def _folded(self, round: Round, uploads: Sequence[Upload]) -> None:
-        tell(self.callbacks, "folded", round, uploads)
 
     def _finished(self, round: Round) -> State:
         """The sections that a round changes, known to be finite."""
