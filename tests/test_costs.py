@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedrolex import Axes, FedRolex, FedrolexError, FleetRecipe, Hints, trace
 from fedrolex.cli.costs import costs_command
-from fedrolex.models import preresnet18, word_transformer
+from fedrolex.models import WordTransformer, preresnet18
 from fedrolex.theory.costs import Cost, cost, fleet_mean, paper_rounding
 
 CAPACITIES = ("1", "1/2", "1/4", "1/8", "1/16")
@@ -101,7 +101,7 @@ def test_without_biases_and_norms_the_rule_counts_multiply_accumulates() -> None
 
 
 def test_the_rule_says_nothing_about_attention_or_a_traced_program() -> None:
-    words = word_transformer(vocabulary=50)
+    words = WordTransformer(vocabulary=50)
     example = words.slicing_example()
     found = cost(words, trace(words, example), "1", example)
     layer = 4 * 128 * 96 + 2 * 128 * 2048 + 2 * 20 * 96

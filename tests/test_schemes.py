@@ -231,7 +231,6 @@ def test_ordered_windows_nest_inside_the_clients() -> None:
     axes = one(10)
     scheme = Ordered(widths=("1/5", "2/5", "3/5", "4/5", "1"))
     assert held(scheme, axes, 4, "3/5") == [0, 1, 2, 3, 4, 5]
-    assert scheme.choices("3/5") == [Fraction(1, 5), Fraction(2, 5), Fraction(3, 5)]
     assert scheme.inner(axes, "3/5", "1/5")["k"] == Arc(0, 2, 6)
     with pytest.raises(FedrolexError, match="larger than the client's capacity"):
         scheme.inner(axes, "1/5", "2/5")

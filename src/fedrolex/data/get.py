@@ -23,6 +23,7 @@ CHUNK = 2**18  # bytes read at once
 TIMEOUT = 60  # seconds without a byte
 MEMBERS = 1000  # the most an archive may hold
 UNPACKED = 2**29  # the most bytes it may hold
+CIFAR = "https://www.cs.toronto.edu/~kriz/"
 FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"  # the publisher has no https there
 
 Progress = Callable[[str, int, int], None]  # file, bytes there, bytes in all
@@ -76,24 +77,12 @@ CATALOGUE = {
     "cifar10": Source(
         CIFAR10.folder,
         partial(check_cifar, CIFAR10),
-        (
-            Published(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                170_052_171,
-                "c32a1d4ab5d03f1284b67883e8d87530",
-            ),
-        ),
+        (Published(CIFAR + "cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),),
     ),
     "cifar100": Source(
         CIFAR100.folder,
         partial(check_cifar, CIFAR100),
-        (
-            Published(
-                "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-                168_513_733,
-                "03b5dce01913d631647c71ecec9e9cb8",
-            ),
-        ),
+        (Published(CIFAR + "cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),),
     ),
     "fashion-mnist": Source(
         FOLDER,

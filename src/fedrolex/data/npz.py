@@ -17,14 +17,14 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fedrolex.core import FedrolexError
-from fedrolex.data.users import NoSentencesError, check_user
+from fedrolex.data.users import NoSentencesError, Users, check_user
 from fedrolex.data.vocabulary import Vocabulary
 
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error)
 KINDS = {"tokens": "ui", "sent_ptr": "ui", "user_ptr": "ui", "users": "U", "vocab": "U"}
 
 
-class NpzUsers:
+class NpzUsers(Users):
     """Users of a NumPy archive."""
 
     def __init__(self, path: Path) -> None:

@@ -7,7 +7,6 @@ after a fork, or be sent to another process.
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,43 +17,36 @@ from fedrolex.data.vocabulary import Vocabulary
 SPLITS = ("train", "heldout", "test")
 
 
-class Users(Protocol):
+class Users(ABC):
     """A text file with its users, who are numbered from 0."""
 
+    @abstractmethod
     def __len__(self) -> int:
         """How many users there are."""
 
+    @abstractmethod
     def name(self, user: int) -> str:
         """What the file calls a user."""
 
     def examples(self, user: int) -> int | None:
         """How many sentences a user has, or None where only reading them would tell."""
+        return None
 
+    @abstractmethod
     def vocabulary(self, size: int) -> Vocabulary:
         """The ``size`` most frequent words, from the file's own list or by reading all users."""
 
+    @abstractmethod
     def sentences(self, user: int, vocabulary: Vocabulary) -> list[NDArray[np.int64]]:
         """A user's sentences as word numbers, one array a sentence; never none."""
 
 
-class TextUsers(ABC):
+class TextUsers(Users):
     """A file that holds words rather than their numbers: give ``__len__``, ``name`` and ``text``."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many users there are."""
-
-    @abstractmethod
-    def name(self, user: int) -> str:
-        """What the file calls a user."""
 
     @abstractmethod
     def text(self, user: int) -> list[list[str]]:
         """A user's sentences as words."""
-
-    def examples(self, user: int) -> int | None:
-        """How many sentences a user has; None: only reading them would tell."""
-        return None
 
     def vocabulary(self, size: int) -> Vocabulary:
         """The ``size`` most frequent words; reads every user once."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Tensors
 from fedrolex.core import shuffle, words
-from fedrolex.models import collect, static_norms, with_statistics
+from fedrolex.models import collect, evaluating, static_norms, with_statistics
 from fedrolex.rounds import Round, State
 from fedrolex.slicing import Window
 
@@ -69,13 +69,8 @@ class Group:
             module = found.axes.cut(found.module, window)
         received = found.axes.take(round.state[section], window)
         mine = [(upload.tensors, weight) for upload, weight in round.uploads if upload.job.sections[0] == section]
-        return Group(
-            module,
-            received,
-            found.axes.take(new[section], window) if section in new else received,
-            [tensors for tensors, _ in mine],
-            [weight for _, weight in mine],
-        )
+        average = found.axes.take(new[section], window) if section in new else received
+        return Group(module, received, average, [tensors for tensors, _ in mine], [weight for _, weight in mine])
 
     def load(self, tensors: Tensors) -> nn.Module:
         """The module with these tensors."""
@@ -105,18 +100,13 @@ def teaching(round: Round) -> Iterator[Public]:
         yield Public(task.inputs(task.public.x), round.server.seed, round.number)
 
 
-@torch.no_grad()
 def scores(module: nn.Module, inputs: Tensor, statistics_of: Tensor | None = None) -> Tensor:
     """Scores of a model in evaluation mode, ``(n, classes)``.
 
     Static batch norms take their statistics from the inputs, or from the inputs ``statistics_of``.
     """
-    before = module.training
     if static_norms(module):
         source = inputs if statistics_of is None else statistics_of
         module = with_statistics(module, collect(module, source.split(AT_ONCE)))
-    module.eval()
-    try:
+    with evaluating(module):
         return torch.cat([module(part).float() for part in inputs.split(AT_ONCE)])
-    finally:
-        module.train(before)

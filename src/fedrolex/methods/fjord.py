@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -193,13 +194,8 @@ class Fjord(Averaging):
 
     def work(self, setup: Setup) -> LocalTraining:
         """Ordered dropout."""
-        return OrderedDropout(
-            **asdict(setup.client),
-            widths=self.parts(setup),
-            distil=self.distil,
-            alpha=self.alpha,
-            temperature=self.temperature,
-        )
+        own: dict[str, Any] = {"distil": self.distil, "alpha": self.alpha, "temperature": self.temperature}
+        return OrderedDropout(**asdict(setup.client), widths=self.parts(setup), **own)
 
     def windows(self, server: Server) -> Scheme:
         """The first nodes, as many as the capacity says, rounded up."""

@@ -106,16 +106,8 @@ class Method:
         for member in self.members(server, round):
             network = self.network(server, member.capacity)
             window = server.window(round, member.capacity, member.client) if network == MODEL else WHOLE
-            found.append(
-                Job(
-                    member.client,
-                    member.capacity,
-                    known.setdefault(window, window),
-                    network,
-                    self.sections(server, member.capacity),
-                    part=member.part,
-                )
-            )
+            window, sections = known.setdefault(window, window), self.sections(server, member.capacity)
+            found.append(Job(member.client, member.capacity, window, network, sections, part=member.part))
         order = list(server.networks)
         return sorted(found, key=lambda job: order.index(job.network))
 

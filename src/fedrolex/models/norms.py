@@ -9,8 +9,8 @@ a channel: pooling them is exact. Any model works whose batch norms have ``track
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,7 +76,18 @@ def norm_parameters(model: nn.Module) -> list[str]:
     ]
 
 
-@torch.no_grad()
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode and keeps no gradients; then it is in the mode it was in."""
+    before = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(before)
+
+
 def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
     """Run batches through a model in evaluation mode and record what its static norms see.
 
@@ -94,16 +105,11 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
 
         return hook
 
-    before = model.training
-    with ExitStack() as stack:
+    with ExitStack() as stack, evaluating(model):
         for name, module in static_norms(model).items():
             stack.callback(module.register_forward_pre_hook(watch(name)).remove)
-        model.eval()
-        try:
-            for batch in batches:
-                model(batch)
-        finally:
-            model.train(before)
+        for batch in batches:
+            model(batch)
     return seen
 
 

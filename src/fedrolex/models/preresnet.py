@@ -54,6 +54,9 @@ class Plan:
             raise FedrolexError("the scaler would spoil running statistics: use norm 'static', 'group' or 'none'")
 
 
+Pair = tuple[int, int]
+
+
 class Scaler(nn.Module):
     """HeteroFL's scaler: divides by ``rate`` while training."""
 
@@ -80,15 +83,7 @@ class Block(nn.Module):
         project: use a 1×1 convolution as the shortcut instead of the identity.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        inputs: tuple[int, int],
-        inner: tuple[int, int],
-        outputs: tuple[int, int],
-        stride: int,
-        project: bool,
-    ) -> None:
+    def __init__(self, plan: Plan, inputs: Pair, inner: Pair, outputs: Pair, stride: int, project: bool) -> None:
         super().__init__()
         self.scale1, self.norm1 = _scaler(plan, *inputs), make_norm(plan.norm, inputs[0])
         self.conv1 = nn.Conv2d(inputs[0], inner[0], 3, stride, padding=1, bias=False)

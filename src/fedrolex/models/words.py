@@ -97,17 +97,11 @@ class WordTransformer(nn.Module):
         nn.init.normal_(self.embedding.weight, std=stream**-0.5)
         self.position: Tensor
         self.register_buffer("position", sinusoids(length, stream), persistent=False)
-        self.layers = nn.ModuleList(
-            Layer(
-                stream,
-                heads,
-                sizes.get(f"qk{i}", head_dim),
-                sizes.get(f"v{i}", head_dim),
-                sizes.get(f"inner{i}", inner),
-                dropout,
-            )
-            for i in range(layers)
-        )
+        inside = {"qk": head_dim, "v": head_dim, "inner": inner}
+        self.layers = nn.ModuleList()
+        for i in range(layers):
+            qk, v, wide = (sizes.get(f"{part}{i}", full) for part, full in inside.items())
+            self.layers.append(Layer(stream, heads, qk, v, wide, dropout))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.dropout = nn.Dropout(dropout)
 
@@ -136,8 +130,3 @@ class WordTransformer(nn.Module):
 
 def _build(plan: Mapping[str, Any], sizes: Mapping[str, int]) -> WordTransformer:
     return WordTransformer(**plan, sizes=sizes)
-
-
-def word_transformer(vocabulary: int = 10_004, head_dim: int = 12) -> WordTransformer:
-    """The paper's model with its default sizes."""
-    return WordTransformer(vocabulary, head_dim=head_dim)

@@ -13,7 +13,7 @@ from math import floor
 import numpy as np
 
 from fedrolex.core import FedrolexError, deck, shuffle, uniform, words
-from fedrolex.slicing import exact
+from fedrolex.slicing import Capacity, exact
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Fleet:
 
     clients: int
     cohort: int
-    capacities: Sequence[Fraction | str | float] = ("1", "1/2", "1/4", "1/8", "1/16")
-    shares: Sequence[Fraction | str | float] | None = None
+    capacities: Sequence[Capacity] = ("1", "1/2", "1/4", "1/8", "1/16")
+    shares: Sequence[Capacity] | None = None
     redrawn: bool = False
     availability: float | Sequence[Sequence[int]] = 1.0
     stragglers: float = 0.0

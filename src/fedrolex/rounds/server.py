@@ -1,12 +1,9 @@
 """The server's side of a run: what is trained, by whom, and the tensors it stands at."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +13,7 @@ from fedrolex.core import FedrolexError
 from fedrolex.rounds.client_states import ClientStates
 from fedrolex.rounds.fleet import Fleet
 from fedrolex.slicing import Scheme, Static, Window
-from fedrolex.tasks import Task
-
-if TYPE_CHECKING:
-    from fedrolex.tasks.classification import Classification
+from fedrolex.tasks import Classification, Task
 
 State = dict[str, dict[str, Tensor]]
 """The server's tensors: by section, then by name."""
@@ -100,8 +94,6 @@ class Server:
     @property
     def classification(self) -> Classification:
         """The task, which is one of classes."""
-        from fedrolex.tasks.classification import Classification
-
         if not isinstance(self.task, Classification):
             raise FedrolexError(f"this method compares scores of classes, not those of {self.task.name}")
         return self.task

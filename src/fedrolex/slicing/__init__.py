@@ -18,10 +18,10 @@ from fedrolex.slicing.published import RandomMiswired
 from fedrolex.slicing.regions import Region
 from fedrolex.slicing.schemes import Blocks, Ordered, Random, Rolling, Scheme, Scope, Select, Static, spread
 from fedrolex.slicing.trace import Hints, trace
-from fedrolex.slicing.windows import WHOLE, Arc, Pick, Rounding, Span, Window, exact, pick, width
+from fedrolex.slicing.windows import WHOLE, Arc, Capacity, Pick, Rounding, Span, Window, exact, pick, width
 
 __all__ = [
-    "WHOLE", "Arc", "Axes", "Axis", "Blocks", "Cat", "Fixed", "Fold", "Hints", "Layout", "Note", "Ordered", "Pick",
-    "Prod", "Random", "RandomMiswired", "Ref", "Region", "Rolling", "Rounding", "Scheme", "Scope", "Select", "Span",
-    "Static", "TensorLayout", "Window", "exact", "one_line", "pick", "refs", "spread", "trace", "width",
+    "WHOLE", "Arc", "Axes", "Axis", "Blocks", "Capacity", "Cat", "Fixed", "Fold", "Hints", "Layout", "Note", "Ordered",
+    "Pick", "Prod", "Random", "RandomMiswired", "Ref", "Region", "Rolling", "Rounding", "Scheme", "Scope", "Select",
+    "Span", "Static", "TensorLayout", "Window", "exact", "one_line", "pick", "refs", "spread", "trace", "width",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from math import prod
 from typing import Any, Literal, Protocol
@@ -22,11 +21,12 @@ from fedrolex.core import FedrolexError
 from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.layout import Fixed, Layout
 from fedrolex.slicing.regions import Region, regions
-from fedrolex.slicing.windows import WHOLE, Rounding, Window, exact, width
+from fedrolex.slicing.windows import WHOLE, Capacity, Rounding, Window, exact, width
 
 FORMAT = 1
 REMEMBERED = 2**14
 
+Tensors = Mapping[str, Tensor]
 Role = Literal["parameter", "buffer", "constant"]
 Kind = Literal["width", "heads", "groups", "factor", "rows", "outputs"]
 KINDS: dict[str, str] = {
@@ -85,9 +85,9 @@ class Builder(Protocol):
     """Makes the smaller module; its ``constants`` are tensors that belong to the code, not to the state."""
 
     @property
-    def constants(self) -> Mapping[str, Tensor]: ...
+    def constants(self) -> Tensors: ...
 
-    def __call__(self, widths: Mapping[str, int], constants: Mapping[str, Tensor], /) -> nn.Module: ...
+    def __call__(self, widths: Mapping[str, int], constants: Tensors, /) -> nn.Module: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class Axes:
         """The axes that capacities cut, in order."""
         return tuple(axis for axis in self.axes.values() if axis.kind == "width")
 
-    def widths(self, of: Window | Fraction | str | float, rounding: Rounding = "floor") -> dict[str, int]:
+    def widths(self, of: Window | Capacity, rounding: Rounding = "floor") -> dict[str, int]:
         """Size of every axis in a window, or at a capacity."""
         if isinstance(of, Window):
             self._check(of)
@@ -140,7 +140,7 @@ class Axes:
         """Shape of a tensor at these widths (full by default)."""
         return layouts.shape(self.tensors[tensor].dims, widths or self.full)
 
-    def parameters(self, of: Window | Fraction | str | float = "1", rounding: Rounding = "floor") -> int:
+    def parameters(self, of: Window | Capacity = "1", rounding: Rounding = "floor") -> int:
         """Number of parameters of the sub-model for a window or at a capacity."""
         widths = self.widths(of, rounding)
         return sum(prod(self.shape(name, widths)) for name, t in self.tensors.items() if t.role == "parameter")
@@ -203,9 +203,7 @@ class Axes:
             found = self._regions[key] = regions(tensor, dims, self.full, window)
         return found
 
-    def take(
-        self, state: Mapping[str, Tensor], window: Window, out: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
+    def take(self, state: Tensors, window: Window, out: Tensors | None = None) -> dict[str, Tensor]:
         """The window's part of every tensor of ``state``, as new tensors or copied into ``out``."""
         self._check(window)
         self.check_whole(state)
@@ -215,7 +213,7 @@ class Axes:
                 for name, tensor in state.items()
             }
 
-    def put(self, state: Mapping[str, Tensor], part: Mapping[str, Tensor], window: Window) -> None:
+    def put(self, state: Tensors, part: Tensors, window: Window) -> None:
         """Write a window's part back into ``state``, in place; everything else keeps its bits."""
         self._check(window)
         self.check_whole(state)
@@ -225,7 +223,7 @@ class Axes:
             for name, tensor in part.items():
                 self.region(name, window).put(state[name], tensor)
 
-    def check_whole(self, state: Mapping[str, Tensor]) -> None:
+    def check_whole(self, state: Tensors) -> None:
         """Raise unless ``state`` holds whole tensors of the model."""
         if not isinstance(state, Mapping):
             raise FedrolexError(f"state is a {type(state).__name__}: give tensors by name, e.g. axes.state(model)")
@@ -262,7 +260,7 @@ class Axes:
         module.train()
         return module
 
-    def load(self, module: nn.Module, state: Mapping[str, Tensor], window: Window = WHOLE) -> None:
+    def load(self, module: nn.Module, state: Tensors, window: Window = WHOLE) -> None:
         """Copy the window's part of ``state`` into a module of these widths (by default the whole model)."""
         own = self.state(module, window)
         if not state:

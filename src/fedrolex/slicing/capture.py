@@ -72,10 +72,6 @@ class Captured:
     limits: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
-    def with_graph(self, graph: fx.Graph) -> Captured:
-        """The same with another graph."""
-        return Captured(graph, self.tensors, self.modules, self.out_spec, self.limits, self.left_out)
-
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.axes import Axes, Tensors
 from fedrolex.slicing.layout import Layout, refs
 from fedrolex.slicing.regions import regions
 from fedrolex.slicing.windows import Span, Window, pick
@@ -30,7 +30,7 @@ Rows = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class _Update:
-    part: Mapping[str, Tensor]
+    part: Tensors
     window: Window
     weight: Weight
     rows: Rows | None
@@ -54,7 +54,7 @@ class Fold:
     def __init__(
         self,
         axes: Axes,
-        base: Mapping[str, Tensor],
+        base: Tensors,
         *,
         normaliser: Normaliser = "per_position",
         expected: Weight | None = None,
@@ -89,12 +89,7 @@ class Fold:
     # --- taking updates in ---
 
     def add(
-        self,
-        client: Hashable,
-        part: Mapping[str, Tensor],
-        window: Window,
-        weight: Weight = 1.0,
-        rows: Rows | None = None,
+        self, client: Hashable, part: Tensors, window: Window, weight: Weight = 1.0, rows: Rows | None = None
     ) -> None:
         """Fold in what one client sends back. A bad update raises and changes nothing.
 
@@ -121,7 +116,7 @@ class Fold:
     def add_all(
         self,
         clients: Sequence[Hashable],
-        parts: Sequence[Mapping[str, Tensor]],
+        parts: Sequence[Tensors],
         window: Window,
         weights: Sequence[float],
         rows: Sequence[Rows] | None = None,
@@ -162,12 +157,7 @@ class Fold:
         self._advance()
 
     def check(
-        self,
-        client: Hashable,
-        part: Mapping[str, Tensor],
-        window: Window,
-        weight: Weight = 1.0,
-        rows: Rows | None = None,
+        self, client: Hashable, part: Tensors, window: Window, weight: Weight = 1.0, rows: Rows | None = None
     ) -> None:
         """Raise, in one line that names the client, if :meth:`add` would not take this update."""
         try:
@@ -175,9 +165,7 @@ class Fold:
         except FedrolexError as error:
             raise FedrolexError(f"client {client!r}: {error}") from None
 
-    def _check(
-        self, client: Hashable, part: Mapping[str, Tensor], window: Window, weight: Weight, rows: Rows | None
-    ) -> None:
+    def _check(self, client: Hashable, part: Tensors, window: Window, weight: Weight, rows: Rows | None) -> None:
         if self._new is not None:
             raise FedrolexError("this fold has ended: start a new one every round")
         if not isinstance(part, Mapping):

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 
+@dataclass(slots=True, eq=False)
 class Unknown:
     """A run of indices whose structure is not known (yet).
 
@@ -25,31 +27,24 @@ class Unknown:
         roles: how operations used it: ``heads``, ``groups``, ``rows``, ``outputs``, ``qk``, ``v``.
     """
 
-    __slots__ = ("bound", "frozen", "roles", "size")
-
-    def __init__(self, size: int, frozen: str | None = None) -> None:
-        self.size = size
-        self.frozen = frozen
-        self.bound: Dim | None = None
-        self.roles: set[str] = set()
+    size: int
+    frozen: str | None = None
+    bound: Dim | None = None
+    roles: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Product:
     """Row-major product of dimensions, outermost first."""
 
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: tuple[Dim, ...]) -> None:
-        self.parts = parts
+    parts: tuple[Dim, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Concat:
     """Dimensions one after the other."""
 
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: tuple[Dim, ...]) -> None:
-        self.parts = parts
+    parts: tuple[Dim, ...]
 
 
 Dim = Unknown | Product | Concat

@@ -110,30 +110,6 @@ def positions(
             return np.concatenate(segments)
 
 
-def labels(
-    layout: Layout, widths: Mapping[str, int], label: Callable[[str], NDArray[np.int64] | None]
-) -> NDArray[np.int64]:
-    """A label for every position of a dimension, taken from the labels of its axes' indices.
-
-    ``label(axis)`` gives one label per index of that axis, or None where the axis carries none; positions
-    without any label get -1.
-    """
-    match layout:
-        case Fixed(n):
-            return np.full(n, -1)
-        case Ref(axis):
-            found = label(axis)
-            return np.full(widths[axis], -1) if found is None else found
-        case Prod(parts):
-            result = np.full(1, -1)
-            for part in parts:
-                inner = labels(part, widths, label)
-                result = np.maximum(result[:, None], inner[None, :]).reshape(-1)
-            return result
-        case Cat(parts):
-            return np.concatenate([labels(part, widths, label) for part in parts])
-
-
 def encode(layout: Layout) -> Any:
     """The layout as JSON data: an integer, an axis name, ``{"prod": [...]}`` or ``{"cat": [...]}``."""
     match layout:

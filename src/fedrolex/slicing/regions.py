@@ -62,13 +62,6 @@ class Region:
     _blocks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Block]] = field(default_factory=dict, compare=False)
     _indices: dict[torch.device, tuple[Tensor | None, ...]] = field(default_factory=dict, compare=False)
 
-    @property
-    def whole(self) -> bool:
-        """Whether the part is the whole tensor in its own order."""
-        if self.pieces is None:
-            return False
-        return all(len(p) == 1 and p[0].steps == ((n, 1, 1),) for p, n in zip(self.pieces, self.full, strict=True))
-
     def take(self, source: Tensor, out: Tensor | None = None) -> Tensor:
         """Copy the part out of ``source``."""
         if out is None:

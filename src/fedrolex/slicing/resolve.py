@@ -133,10 +133,7 @@ class Resolution:
         dim = find(dim)
         if isinstance(dim, Unknown):
             return Ref(self.names[dim]) if dim in self.names and dim.frozen is None else Fixed(dim.size)
-        parts = [self.layout(part) for part in dim.parts]
-        if isinstance(dim, Product):
-            return _simplified_product(parts)
-        return _simplified_cat(parts)
+        return _simplified([self.layout(part) for part in dim.parts], isinstance(dim, Product))
 
     def tensor_layouts(self) -> dict[str, TensorLayout]:
         """Layouts of all tensors, in the model's order."""
@@ -278,24 +275,17 @@ def _repeated(dim: Dim) -> list[Unknown]:
     return result
 
 
-def _simplified_product(parts: Sequence[Layout]) -> Layout:
+def _simplified(parts: Sequence[Layout], product: bool) -> Layout:
+    """The product of layouts, or the layouts one after the other, with neighbours that stay whole taken together."""
     merged: list[Layout] = []
     for part in parts:
         if isinstance(part, Fixed) and merged and isinstance(merged[-1], Fixed):
-            merged[-1] = Fixed(merged[-1].size * part.size)
-        elif part != Fixed(1):
+            merged[-1] = Fixed(merged[-1].size * part.size if product else merged[-1].size + part.size)
+        elif not product or part != Fixed(1):
             merged.append(part)
-    return Prod(tuple(merged)) if len(merged) > 1 else (merged or [Fixed(1)])[0]
-
-
-def _simplified_cat(parts: Sequence[Layout]) -> Layout:
-    merged: list[Layout] = []
-    for part in parts:
-        if isinstance(part, Fixed) and merged and isinstance(merged[-1], Fixed):
-            merged[-1] = Fixed(merged[-1].size + part.size)
-        else:
-            merged.append(part)
-    return Cat(tuple(merged)) if len(merged) > 1 else merged[0]
+    if len(merged) < 2:
+        return merged[0] if merged else Fixed(1)
+    return Prod(tuple(merged)) if product else Cat(tuple(merged))
 
 
 def apply_overrides(

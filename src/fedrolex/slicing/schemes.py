@@ -11,9 +11,9 @@ from functools import cache, lru_cache
 from math import isqrt
 from typing import Literal
 
-from fedrolex.core import FedrolexError, sample
+from fedrolex.core import FedrolexError, check_words, sample
 from fedrolex.slicing.axes import Axes, Axis
-from fedrolex.slicing.windows import Arc, Pick, Rounding, Span, Window, exact, pick, width
+from fedrolex.slicing.windows import Arc, Capacity, Pick, Rounding, Span, Window, exact, pick, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,9 @@ class Scheme(ABC):
     rounding: Rounding = "floor"
 
     def __post_init__(self) -> None:
-        if self.rounding not in ("floor", "ceil"):
-            raise FedrolexError(f"rounding {self.rounding!r} is unknown: use floor or ceil")
+        check_words("scheme", self)
 
-    def window(self, axes: Axes, *, round: int, capacity: Fraction | str | float, client: int = 0) -> Window:
+    def window(self, axes: Axes, *, round: int, capacity: Capacity, client: int = 0) -> Window:
         """The window of one client in one round."""
         beta = exact(capacity)
         _check_call(axes, round, client)
@@ -71,7 +70,7 @@ class Rolling(Scheme):
             :func:`spread`.
     """
 
-    overlap: Fraction | float | str = 1
+    overlap: Capacity = 1
     offset: Offset | None = None
 
     def __post_init__(self) -> None:
@@ -178,11 +177,6 @@ class Random(Scheme):
     seed: int = 0
     scope: Scope = "client"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scope not in ("round", "capacity", "client"):
-            raise FedrolexError(f"scope {self.scope!r} is unknown: use round, capacity or client")
-
     def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Span:
         who = {"round": "", "capacity": beta, "client": client}[self.scope]
         chosen = sample(axis.size, self.width(axis, beta), self.seed, "window", round, self.scope, who, axis.name)
@@ -200,7 +194,7 @@ class Ordered(Scheme):
         widths: the fractions a batch may be trained at.
     """
 
-    widths: Sequence[Fraction | str | float] = ("1/5", "2/5", "3/5", "4/5", "1")
+    widths: Sequence[Capacity] = ("1/5", "2/5", "3/5", "4/5", "1")
     rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
@@ -211,12 +205,7 @@ class Ordered(Scheme):
     def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Arc:
         return Arc(0, self.width(axis, beta), axis.size)
 
-    def choices(self, beta: Fraction | str | float) -> list[Fraction]:
-        """The widths a client of this capacity may draw, ascending."""
-        limit = exact(beta)
-        return sorted(p for p in map(exact, self.widths) if p <= limit)
-
-    def inner(self, axes: Axes, beta: Fraction | str | float, p: Fraction | str | float) -> Window:
+    def inner(self, axes: Axes, beta: Capacity, p: Capacity) -> Window:
         """The window of width ``p`` inside the sub-model of capacity ``beta``, on the sub-model's own axes."""
         outer, narrow = exact(beta), exact(p)
         if narrow > outer:
@@ -240,7 +229,7 @@ class Select(Scheme):
     keys: Callable[[int, int], Keys]
     base: Scheme | None = None
 
-    def window(self, axes: Axes, *, round: int, capacity: Fraction | str | float, client: int = 0) -> Window:
+    def window(self, axes: Axes, *, round: int, capacity: Capacity, client: int = 0) -> Window:
         _check_call(axes, round, client)
         spans: dict[str, Span] = {}
         if self.base is not None:

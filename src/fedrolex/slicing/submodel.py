@@ -83,10 +83,11 @@ class SubModel(nn.Module):
         return twin
 
 
+@dataclass(eq=False)
 class GraphBuilder:
     """Builds sub-models from the traced programs; code for the same widths is made once.
 
-    Args:
+    Attributes:
         programs: evaluation (False) and training (True).
         inputs: how the model is called.
         tensors: layouts by name.
@@ -95,22 +96,17 @@ class GraphBuilder:
         transient: buffers that are not part of the state dict.
     """
 
-    def __init__(
-        self,
-        programs: Mapping[bool, Program],
-        inputs: Inputs,
-        tensors: Mapping[str, TensorLayout],
-        like: Mapping[str, Tensor],
-        aliases: Mapping[str, str],
-        transient: Sequence[str],
-    ) -> None:
-        self.programs = programs
-        self.inputs = inputs
-        self.tensors = tensors
-        self.like = {n: torch.empty(0, dtype=t.dtype, device=t.device) for n, t in like.items()}
-        self.aliases = aliases
-        self.transient = frozenset(transient)
-        self.constants = {n: like[n].detach().clone() for n, t in tensors.items() if t.role == "constant"}
+    programs: Mapping[bool, Program]
+    inputs: Inputs
+    tensors: Mapping[str, TensorLayout]
+    like: Mapping[str, Tensor]
+    aliases: Mapping[str, str]
+    transient: Sequence[str]
+
+    def __post_init__(self) -> None:
+        own = {name: self.like[name] for name, tensor in self.tensors.items() if tensor.role == "constant"}
+        self.constants = {name: tensor.detach().clone() for name, tensor in own.items()}
+        self.like = {n: torch.empty(0, dtype=t.dtype, device=t.device) for n, t in self.like.items()}
         self._code: dict[tuple[tuple[str, int], ...], dict[bool, Code]] = {}
 
     def code(self, widths: Mapping[str, int]) -> dict[bool, Code]:

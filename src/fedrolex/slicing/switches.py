@@ -1,6 +1,7 @@
 """Two other readings of a training graph: evaluation, and training without chance."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -33,7 +34,7 @@ def evaluation_of(training: Captured) -> Captured | None:
             named.update({argument: off for argument, off in OFF.items() if argument in named})
         set_arguments(node, named)
 
-    return training.with_graph(_rewritten(training.graph, switch, lambda node: _counts(node, counters)))
+    return replace(training, graph=_rewritten(training.graph, switch, lambda node: _counts(node, counters)))
 
 
 def without_chance(captured: Captured) -> Captured:
@@ -51,7 +52,7 @@ def without_chance(captured: Captured) -> Captured:
             named.update({name: 0.5 for name in ("fill_value", "value") if name in known})
         set_arguments(node, named)
 
-    return captured.with_graph(_rewritten(captured.graph, switch, lambda _: False))
+    return replace(captured, graph=_rewritten(captured.graph, switch, lambda _: False))
 
 
 def _rewritten(graph: fx.Graph, switch: Callable[[fx.Node], None], drop: Callable[[fx.Node], bool]) -> fx.Graph:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, check_words
 from fedrolex.slicing.axes import KINDS, Axes, Kind, Note, Role
 from fedrolex.slicing.capture import Captured, capture, one_line
 from fedrolex.slicing.fidelity import generic, unlike, unlike_at_other_sizes
@@ -57,8 +57,7 @@ class Hints:
         wrong = [kind for kind in self.kind.values() if kind not in KINDS]
         if wrong:
             raise FedrolexError(f"kind {wrong[0]!r} is unknown: use one of {', '.join(KINDS)}")
-        if self.scaling not in ("own-width", "keep"):
-            raise FedrolexError(f"scaling {self.scaling!r} is unknown: use own-width or keep")
+        check_words("hints", self)
 
 
 def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: bool = False) -> Axes:

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from fedrolex.core import FedrolexError
 
 Rounding = Literal["floor", "ceil"]
+Capacity = Fraction | str | float
+"""A share of every axis, e.g. ``"1/4"``; see :func:`exact`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class Window(Mapping[str, Span]):
 WHOLE = Window({})
 
 
-def exact(value: Fraction | int | float | str) -> Fraction:
+def exact(value: Capacity) -> Fraction:
     """A capacity (or any share of an axis) as an exact fraction in (0, 1].
 
     Strings such as ``"1/16"`` or ``"0.25"`` and floats are read as the decimal they print as, so ``0.1``

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.core import FedrolexError, sample, shuffle
+from fedrolex.models import evaluating
 from fedrolex.tasks.masking import Mask, masked
 from fedrolex.tasks.metrics import Metrics, measured
 from fedrolex.tasks.partition import Partition
@@ -66,10 +67,8 @@ class Classification(Task):
             object.__setattr__(self, "classes", 1 + largest)
         if largest >= self.classes:
             raise FedrolexError(f"the task has a target {largest}, but {self.classes} classes")
-        for what, parts, rows in (
-            ("parts", self.parts, len(self.train)),
-            ("test_parts", self.test_parts, len(self.test)),
-        ):
+        for what, rows in (("parts", len(self.train)), ("test_parts", len(self.test))):
+            parts = getattr(self, what)
             for client, part in enumerate([parts.rows] if isinstance(parts, Partition) else parts or ()):
                 if not isinstance(part, Tensor) or part.dtype != torch.int64:
                     raise FedrolexError(f"{what}[{client}] of the task is not a tensor of row numbers (int64)")
@@ -111,14 +110,8 @@ class Classification(Task):
 
     def to(self, device: torch.device) -> Classification:
         """Examples on another device; rows stay where they are."""
-        return replace(
-            self,
-            train=self.train.to(device),
-            test=self.test.to(device),
-            pixels=None if self.pixels is None else self.pixels.to(device),
-            validation=None if self.validation is None else self.validation.to(device),
-            public=None if self.public is None else self.public.to(device),
-        )
+        held = {name: getattr(self, name) for name in ("train", "test", "pixels", "validation", "public")}
+        return replace(self, **{name: part.to(device) for name, part in held.items() if part is not None})
 
     def fingerprint(self) -> str:
         """Of examples, their order and their clients."""
@@ -142,7 +135,6 @@ class Classification(Task):
 
     # --- how good a model is ---
 
-    @torch.no_grad()
     def evaluate(
         self, model: nn.Module, *, batch: int = 500, apart: bool = False, metrics: Metrics | None = None
     ) -> dict[str, Any]:
@@ -151,9 +143,7 @@ class Classification(Task):
         One forward pass over the test set gives all of them, unless ``apart``. Local accuracies are means
         over all examples of all clients (of at most 1000 clients, evenly chosen).
         """
-        before = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             outputs = self._outputs(model, self.test.x, batch)
             found: dict[str, Any] = {"loss": float(self.loss(outputs, self.test.y))}
             if not self.test.y.is_floating_point():
@@ -162,8 +152,6 @@ class Classification(Task):
                 scores = self._outputs(model, self.validation.x, batch)
                 found["validation_accuracy"] = float((scores.argmax(-1) == self.validation.y).double().mean())
             found |= measured(metrics or {}, outputs, self.test.y)
-        finally:
-            model.train(before)
         return found
 
     def _outputs(self, model: nn.Module, x: Tensor, batch: int) -> Tensor:

@@ -130,14 +130,8 @@ class Task(ABC):
         from fedrolex.tasks.classification import Classification
         from fedrolex.tasks.partition import even, hold_out
 
-        held = hold_out(len(train), {"public": public, "validation": validation}, seed)
+        shares = {"public": public, "validation": validation}
+        held = hold_out(len(train), shares, seed)
         rest = train.rows(held["rest"]) if public or validation else train
-        return Classification(
-            name,
-            build,
-            rest,
-            test,
-            even(rest.y, clients, seed),
-            public=train.rows(held["public"]) if public else None,
-            validation=train.rows(held["validation"]) if validation else None,
-        )
+        aside: dict[str, Any] = {what: train.rows(held[what]) for what, share in shares.items() if share}
+        return Classification(name, build, rest, test, even(rest.y, clients, seed), **aside)

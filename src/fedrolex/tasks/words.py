@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedrolex.core import FedrolexError, deck, shuffle
 from fedrolex.data.users import NoSentencesError, TextUsers, Users
 from fedrolex.data.vocabulary import PAD, Vocabulary, encode
+from fedrolex.models import evaluating
 from fedrolex.tasks.metrics import Metrics, measured, short
 from fedrolex.tasks.task import Examples, Task
 
@@ -127,20 +128,15 @@ class NextWord(Task):
         """How large the data is."""
         return {"users": self.clients, "test_sentences": len(self.test)}
 
-    @torch.no_grad()
     def evaluate(
         self, model: nn.Module, *, batch: int = 500, apart: bool = False, metrics: Metrics | None = None
     ) -> dict[str, Any]:
         """Accuracy a word, three ways, and the loss a word; other metrics are means over batches, by their words."""
-        before = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             found = self._measure(model, self.test, min(batch, 100), metrics or {})
             if self.validation is not None:
                 held = self._measure(model, self.validation, min(batch, 100))
                 found["validation_accuracy"] = held["global_accuracy"]
-        finally:
-            model.train(before)
         return found
 
     def _measure(

@@ -8,7 +8,7 @@ operations an element, a convolution without a bias once, and one with a bias tw
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing import Axes, Rounding, Static, exact
+from fedrolex.slicing import Axes, Capacity, Rounding, Static, exact
 from fedrolex.slicing.inputs import Inputs
 
 BYTES = 4  # of a parameter
@@ -59,9 +59,7 @@ class MeanCost:
     paper_flops: float | None
 
 
-def cost(
-    model: nn.Module, axes: Axes, capacity: Fraction | str | float, example: Any, rounding: Rounding = "floor"
-) -> Cost:
+def cost(model: nn.Module, axes: Axes, capacity: Capacity, example: Any, rounding: Rounding = "floor") -> Cost:
     """The cost of ``model``'s sub-model at a capacity.
 
     Args:
@@ -80,15 +78,10 @@ def cost(
     # Fused attention is not counted on every device; its plain form is, everywhere alike.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _paper_count(small) as paper, counter:
         inputs.call(small, inputs.values)
-    parameters = axes.parameters(beta, rounding)
+    count = axes.parameters(beta, rounding)
     known = all(isinstance(m, COUNTED) for m in small.modules() if any(True for _ in m.parameters(recurse=False)))
-    return Cost(
-        capacity=beta,
-        parameters=parameters,
-        bytes=parameters * BYTES,
-        macs=counter.get_total_flops() // 2 // batch,
-        paper_flops=sum(paper) // batch if known else None,
-    )
+    macs, flops = counter.get_total_flops() // 2 // batch, sum(paper) // batch if known else None
+    return Cost(capacity=beta, parameters=count, bytes=count * BYTES, macs=macs, paper_flops=flops)
 
 
 @contextmanager
@@ -120,7 +113,7 @@ def _operations(layer: nn.Module, x: Tensor, y: Tensor) -> int:
     return 2 * x.numel()
 
 
-def fleet_mean(costs: Sequence[Cost], shares: Sequence[Fraction | str | float] | None = None) -> MeanCost:
+def fleet_mean(costs: Sequence[Cost], shares: Sequence[Capacity] | None = None) -> MeanCost:
     """The mean over a fleet.
 
     Args:
@@ -139,16 +132,11 @@ def fleet_mean(costs: Sequence[Cost], shares: Sequence[Fraction | str | float] |
     if len(parts) != len(costs) or sum(parts) != 1 or min(parts) < 0:
         raise FedrolexError(f"{len(parts)} shares for {len(costs)} costs: give one each, at least 0, adding up to 1")
 
-    def mean(values: Sequence[int]) -> float:
-        return float(sum(part * value for part, value in zip(parts, values, strict=True)))
+    def mean(name: str) -> Any:
+        values = [getattr(one, name) for one in costs]
+        return None if None in values else float(sum(p * value for p, value in zip(parts, values, strict=True)))
 
-    paper = [one.paper_flops for one in costs if one.paper_flops is not None]
-    return MeanCost(
-        parameters=mean([one.parameters for one in costs]),
-        bytes=mean([one.bytes for one in costs]),
-        macs=mean([one.macs for one in costs]),
-        paper_flops=mean(paper) if len(paper) == len(costs) else None,
-    )
+    return MeanCost(**{number.name: mean(number.name) for number in fields(MeanCost)})
 
 
 def paper_rounding(values: Sequence[int]) -> float:

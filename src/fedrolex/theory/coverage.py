@@ -6,7 +6,6 @@ Rolling every axis in lockstep reaches all nodes and, for a small client, a narr
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing import Axes, Cat, Fixed, Layout, Prod, Ref, Scheme, Window, exact, refs
+from fedrolex.slicing import Axes, Capacity, Cat, Fixed, Layout, Prod, Ref, Scheme, Window, exact, refs
 
 CHUNK = 1024  # windows counted at once
-Fleet = Sequence[Fraction | str | float]
+Fleet = Sequence[Capacity]
 
 
 @dataclass(frozen=True)

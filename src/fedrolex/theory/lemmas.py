@@ -17,14 +17,8 @@ NEGLIGIBLE = 1e-18  # where the integrand of Lemma 2 is cut off
 BITS = 64  # behind the point, for sums whose terms are far larger than the result
 
 
-def harmonic(indices: int) -> float:
-    """Lemma 1: expected rounds until each of ``indices`` was drawn at least once, I(1 + 1/2 + … + 1/I)."""
-    _positive(indices=indices)
-    return indices * float((1.0 / np.arange(indices, 0, -1)).sum())
-
-
 def expected_rounds(indices: int, times: int = 1) -> float:
-    """Lemma 2: expected rounds until each of ``indices`` was drawn at least ``times`` times.
+    """Lemma 2, and with ``times`` 1 Lemma 1: expected rounds until each of ``indices`` was drawn ``times`` times.
 
     I ∫ 1 − (1 − Q(t))^I dt over t ≥ 0, where Q(t) = e^−t (1 + t + … + t^(m−1)/(m−1)!) is the regularised upper
     incomplete gamma function of order m = ``times``. Gauss-Legendre, accurate to far better than 1e-9.

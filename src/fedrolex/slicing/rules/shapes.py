@@ -126,19 +126,9 @@ def _ints(value: Any) -> list[int]:
 
 
 @rule(
-    "permute",
-    "t",
-    "numpy_T",
-    "matrix_H",
-    "mT",
-    "mH",
-    "adjoint",
-    "transpose",
-    "swapaxes",
-    "swapdims",
-    "movedim",
+    "permute", "t", "numpy_T", "matrix_H", "mT", "mH", "adjoint", "transpose", "swapaxes", "swapdims", "movedim",
     "moveaxis",
-)
+)  # fmt: skip
 def permute(call: Call) -> Dims:
     order = permutation_of(call)
     assert order is not None
