@@ -43,6 +43,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedrolex import ENGINES, Classification, Examples, FedrolexError, Recipe, Training, prepare
+from fedrolex.cli.allocator import keep_memory
 from fedrolex.clients.messages import MODEL
 from fedrolex.engines.gpu.graph import Graph
 from fedrolex.engines.gpu.ragged import Ragged
@@ -370,6 +371,8 @@ def main() -> None:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}: give at least 1")
     on_cpu = options.device == "cpu"
+    if on_cpu:
+        keep_memory()  # as the command line does
     if not on_cpu and not torch.cuda.is_available():
         parser.error("there is no CUDA device here: use --device cpu")
     if options.fleet is not None and options.words:
