@@ -51,7 +51,7 @@ def clients(work: LocalTraining, count: int) -> tuple[list[Slot], Stack]:
     together = {
         name: torch.stack([dict(slot.module.named_parameters())[name].detach() for slot in slots]) for name in names
     }
-    stack = Stack.of(net(), together, held)
+    stack = Stack(net(), together, held)
     given = {what: [[torch.randn_like(p) for p in slot.parameters] for slot in slots] for what in work.constants}
     for place, slot in enumerate(slots):
         work.begin(slot.memory, slot.parameters, {what: own[place] for what, own in given.items()})
@@ -191,7 +191,7 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked, "PLACES", 3)
 
 
-def ready(device: str, engine: type[Stacked] | type[Loop], settings: Sequence[str], **options: Any) -> Training:
+def ready(device: Any, engine: type[Stacked] | type[Loop], settings: Sequence[str], **options: Any) -> Training:
     """A run in which nothing is left to another engine."""
     made = prepare(Recipe(device=device).with_settings(["callbacks=[drift]", *settings, "engine=loop"]))
     made.say = lambda line: pytest.fail(line)
@@ -300,6 +300,6 @@ def test_what_is_not_for_stacks_is_refused(settings: list[str], why: str) -> Non
 
 def test_a_stack_remembers_nothing_at_first() -> None:
     module = net()
-    stack = Stack.of(module, {name: torch.stack([p.detach()] * 2) for name, p in module.named_parameters()})
+    stack = Stack(module, {name: torch.stack([p.detach()] * 2) for name, p in module.named_parameters()})
     assert isinstance(stack.memory, Memory)
     assert not any(bool(tensor.any()) for tensor in (*stack.memory.first, *stack.memory.second))
