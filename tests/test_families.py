@@ -18,8 +18,8 @@ from fedrolex.cli.app import app
 from fedrolex.clients.messages import MODEL
 from fedrolex.models import VGG, Represented, ResNet
 from fedrolex.recipes.recipe import Recipe
-from fedrolex.runs.api import train
 from fedrolex.runs.checkpoint import write
+from fedrolex.runs.prepare import train
 from fedrolex.runs.training import Training
 from fedrolex.tasks.partition import even
 

@@ -19,9 +19,8 @@ from fedrolex.methods import FedRolex, OneSize, SubModels
 from fedrolex.methods.fedgkt import MAPS
 from fedrolex.methods.needs import Needs
 from fedrolex.recipes.recipe import Recipe
-from fedrolex.runs.api import train
 from fedrolex.runs.callbacks import Callback
-from fedrolex.runs.prepare import prepare
+from fedrolex.runs.prepare import prepare, train
 from fedrolex.runs.run import Run
 from fedrolex.runs.training import Training
 

@@ -281,7 +281,7 @@ def test_what_is_brought_and_does_not_do_is_one_line(word: str, says: str) -> No
 
 
 def test_a_decorator_makes_a_name_and_a_taken_one_is_refused() -> None:
-    registry = Registry("thing", "fedrolex.nothing", "thing", "a function", {"old": "fedrolex.tasks.metrics:top5"})
+    registry = Registry("thing", "thing", "a function", {"old": "fedrolex.tasks.metrics:top5"})
 
     @registry.register("mine")
     def mine() -> None:

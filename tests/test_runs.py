@@ -223,7 +223,7 @@ def test_a_bad_recipe(data: Any, says: str) -> None:
         (["train", "--seeds", "1,x"], "--seeds '1,x'"),
         (["train", "--device", "tpu"], "device is 'tpu'"),
         (["train", "nothing.yaml"], "no recipe 'nothing.yaml'"),
-        (["train", "--set", "weights=nothing.safetensors"], "nothing.safetensors to start from"),
+        (["train", "--set", "weights=nothing.safetensors"], "there is no file nothing.safetensors"),
         (["resume", "nowhere"], "nowhere is not a run"),
         (["train", "--device", "cpu", "--set", "precision=tf32"], "precision tf32 needs a CUDA device"),
         (["train", "--device", "cpu", "--set", "compiled=true"], "unknown key 'compiled'"),

@@ -57,12 +57,11 @@ def call(factory: Any, pairs: Sequence[str], what: str) -> Any:
 
 def build_model(path: str, pairs: Sequence[str]) -> nn.Module:
     """The module that ``MODULE:FACTORY`` makes with these arguments."""
-    factory = resolve(path)
-    model = factory if isinstance(factory, nn.Module) else None
-    if model is None:
-        if not callable(factory):
-            raise FedrolexError(f"{path} is a {type(factory).__name__}: give a function or class that makes a module")
-        model = call(factory, pairs, path)
+    model = resolve(path)
+    if not isinstance(model, nn.Module):
+        if not callable(model):
+            raise FedrolexError(f"{path} is a {type(model).__name__}: give a function or class that makes a module")
+        model = call(model, pairs, path)
     if not isinstance(model, nn.Module):
         raise FedrolexError(f"{path} made a {type(model).__name__}, not a torch.nn.Module")
     return model

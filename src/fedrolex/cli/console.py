@@ -15,15 +15,7 @@ def console() -> Console:
 def table(
     headings: Iterable[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 0, ends: Collection[int] = ()
 ) -> Table:
-    """A table of numbers, on the right of their columns; the first columns may be words, on the left.
-
-    Args:
-        headings: of the columns.
-        rows: cells.
-        title: above the table, or none.
-        words: how many columns are words.
-        ends: places of rows with a line below them.
-    """
+    """A table of numbers; the first ``words`` columns are words, and there is a line below the rows of ``ends``."""
     made = Table(title=title or None, title_justify="left", title_style="bold")
     for place, heading in enumerate(headings):
         made.add_column(heading, justify="left" if place < words else "right", overflow="fold")

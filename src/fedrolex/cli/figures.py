@@ -51,11 +51,7 @@ def draw_coverage(
 ) -> None:
     """Left the lemmas, in the middle the nodes of a layer, right the weights of a model.
 
-    Args:
-        lemmas: rows for several numbers of sub-models.
-        nodes: rows for several capacities.
-        weights: (scheme, capacity, share of the matrices' weights reached).
-        path: where to.
+    ``weights`` are (scheme, capacity, share of the matrices' weights reached).
     """
     with page(path, 3, (14.4, 4.2)) as (left, middle, right):
         _draw_lemmas(left, lemmas)
@@ -121,14 +117,7 @@ def _draw_weights(side: Any, rows: Sequence[tuple[str, str, float]]) -> None:
 
 
 def draw_costs(names: Sequence[str], costs: Sequence[Cost], mean: MeanCost, path: Path) -> None:
-    """Parameters and multiply-accumulates of each capacity, with the fleet's mean.
-
-    Args:
-        names: of the capacities.
-        costs: one each.
-        mean: the fleet's.
-        path: where to.
-    """
+    """Parameters and multiply-accumulates of each capacity, with the fleet's mean."""
     with page(path, 2, (9.6, 4.2)) as (left, right):
         _draw_cost(left, names, [one.parameters for one in costs], mean.parameters, "Parameters of a sub-model")
         _draw_cost(right, names, [one.macs for one in costs], mean.macs, "Multiply-accumulates of one example, forward")

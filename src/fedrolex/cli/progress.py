@@ -20,13 +20,8 @@ SILENCE = 20  # seconds without a word in a pipe
 def shown(names: Sequence[str], recipes: Sequence[Recipe], quiet: bool) -> Iterator[list[RoundDone]]:
     """Rounds, time left and accuracy of every run on a terminal; in a pipe a line now and then."""
     screen = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-    )
+    name, accuracy = TextColumn("{task.description}"), TextColumn("{task.fields[accuracy]}")
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), accuracy)
     with Progress(*columns, console=screen, disable=quiet or not screen.is_terminal) as bar:
         yield [_step(bar, screen, name, recipe, quiet) for name, recipe in zip(names, recipes, strict=True)]
 

@@ -19,6 +19,14 @@ ACCURACIES = {
     "accuracy_no_oov": "without unknown words",
     "accuracy_no_oov_no_eos": "and ends",
 }
+REMARKS = {
+    "statistics": "batch norm statistics: {}",
+    "unused_examples": "{:,} examples are with nobody",
+    "public_examples": "{:,} examples put aside as public data",
+    "validation_examples": "{:,} examples put aside as validation data",
+    "dropped": "{:,} answers dropped",
+    "labels_per_client": "{:.2f} labels a client",
+}
 SPARE = ("training seconds", "local, masked", "validation", "local accuracy", "seed", "of full-model training")
 
 
@@ -50,16 +58,7 @@ def show_results(screen: Console, results: list[dict[str, Any]], metrics: Sequen
             sizes = ", ".join(f"{capacity}: {value:.1%}" for capacity, value in measured.items())
             screen.print(f"sub-models of {result['method']}, global accuracy: {sizes}", highlight=False)
     first = results[0]
-    remarks = [f"batch norm statistics: {first['statistics']}"] if first.get("statistics") else []
-    if first.get("unused_examples"):
-        remarks.append(f"{first['unused_examples']:,} examples are with nobody")
-    for what in ("public", "validation"):
-        if first.get(f"{what}_examples"):
-            remarks.append(f"{first[f'{what}_examples']:,} examples put aside as {what} data")
-    if first.get("dropped"):
-        remarks.append(f"{first['dropped']:,} answers dropped")
-    if first.get("labels_per_client"):
-        remarks.append(f"{first['labels_per_client']:.2f} labels a client")
+    remarks = [said.format(first[key]) for key, said in REMARKS.items() if first.get(key)]
     if remarks:
         remark(screen, "; ".join(remarks))
     screen.print(f"run: {first['run']}", style="dim", highlight=False, soft_wrap=True)

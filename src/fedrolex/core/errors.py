@@ -30,12 +30,16 @@ def in_one_line(what: str) -> Iterator[None]:
         raise FedrolexError(f"{what}: {type(error).__name__}: {said}") from error
 
 
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`` (did you mean 'that'?)`` where a word is nearly a known one; else nothing."""
+    near = difflib.get_close_matches(str(word), known, 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
     """Raise, in one line, unless ``value`` is one of the allowed words."""
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise FedrolexError(f"{key} is {value!r}{hint}: use one of {', '.join(allowed)}")
+        raise FedrolexError(f"{key} is {value!r}{did_you_mean(value, allowed)}: use one of {', '.join(allowed)}")
 
 
 def check_words(section: str, settings: object) -> None:
@@ -54,14 +58,7 @@ def _types(settings: type) -> dict[str, Any]:
 
 
 def check_numbers(section: str, settings: object, *, least: Mapping[str, float], positive: Sequence[str] = ()) -> None:
-    """Raise, in one line, unless numbers of a recipe's section are finite and large enough.
-
-    Args:
-        section: as the recipe names it.
-        settings: has the numbers as attributes.
-        least: the smallest that each may be.
-        positive: those that must be above 0.
-    """
+    """Raise, in one line, unless numbers of a section are finite and at least ``least``, or above 0 if ``positive``."""
     for name, low in least.items():
         value = getattr(settings, name)
         if not (value >= low and isfinite(value)):

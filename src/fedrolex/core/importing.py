@@ -1,11 +1,12 @@
 """Finding what a user names on the command line: ``package.module:attribute``."""
 
-import difflib
 import importlib
 import sys
 from typing import Any
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError, did_you_mean
+
+MISMATCH = "; this torchvision was built for another torch: reinstall the two together"
 
 
 def resolve(path: str, *, here: bool = True) -> Any:
@@ -23,19 +24,10 @@ def resolve(path: str, *, here: bool = True) -> Any:
     except ImportError as error:
         raise FedrolexError(f"cannot import {module_name!r}: {error}") from error
     except Exception as error:
-        raise FedrolexError(
-            f"importing {module_name!r} failed: {type(error).__name__}: {error}{_remedy(error)}"
-        ) from error
+        remedy = MISMATCH if "operator torchvision::" in str(error) else ""
+        raise FedrolexError(f"importing {module_name!r} failed: {type(error).__name__}: {error}{remedy}") from error
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
-            near = difflib.get_close_matches(attribute, dir(found), 1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise FedrolexError(f"{module_name} has no {attributes!r}{hint}")
+            raise FedrolexError(f"{module_name} has no {attributes!r}{did_you_mean(attribute, dir(found))}")
         found = getattr(found, attribute)
     return found
-
-
-def _remedy(error: Exception) -> str:
-    if "operator torchvision::" in str(error):
-        return "; this torchvision was built for another torch: reinstall the two together"
-    return ""

@@ -5,14 +5,13 @@ A name is one of the package's own, one that a decorator registered, an entry po
 under another name: a name that is taken is refused.
 """
 
-import difflib
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core.errors import FedrolexError, did_you_mean
 from fedrolex.core.importing import resolve
 
 PACKAGE = "fedrolex"
@@ -26,7 +25,6 @@ class Registry:
 
     Args:
         kind: the kind, in the singular, for messages.
-        group: of the entry points of installed packages.
         key: the recipe's key that takes the name, for messages.
         expected: what a thing of one's own must be, for messages.
         own: the package's own things, as ``package.module:Name``.
@@ -34,10 +32,9 @@ class Registry:
             is anything that can be called.
     """
 
-    def __init__(
-        self, kind: str, group: str, key: str, expected: str, own: Mapping[str, str], base: str | None = None
-    ) -> None:
-        self.kind, self.group, self.key, self.expected, self.base = kind, group, key, expected, base
+    def __init__(self, kind: str, key: str, expected: str, own: Mapping[str, str], base: str | None = None) -> None:
+        self.kind, self.key, self.expected, self.base = kind, key, expected, base
+        self.group = f"fedrolex.{kind.replace(' ', '')}s"  # of the entry points of installed packages
         self._own = dict(own)
         self._registered: dict[str, Any] = {}
 
@@ -76,11 +73,8 @@ class Registry:
         if ":" in name or name in self._registered or name in self._own or name in self._installed():
             return
         known = self.names()
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise FedrolexError(
-            f"{key or self.key} is {name!r}{hint}: use one of {', '.join(known)}, or package.module:Name of your own"
-        )
+        said = f"{key or self.key} is {name!r}{did_you_mean(name, known)}"
+        raise FedrolexError(f"{said}: use one of {', '.join(known)}, or package.module:Name of your own")
 
     def name_of(self, thing: Any) -> str:
         """The name under which :meth:`find` gives a class or function: if possible, in another process, too."""
@@ -155,77 +149,74 @@ def _installed(group: str, _path: tuple[str, ...]) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def _in(package: str, **things: str) -> dict[str, str]:
-    return {name: f"fedrolex.{package}{'' if place[0] == ':' else '.'}{place}" for name, place in things.items()}
+def _in(module: str, *names: str, **places: str) -> dict[str, str]:
+    """Things of a module of this package that are called as they are there, and things of places inside it."""
+    own = {name: f"fedrolex.{module}:{name}" for name in names}
+    return own | {name: f"fedrolex.{module}{place}" for name, place in places.items()}
 
 
 METHODS = Registry(
-    "method", "fedrolex.methods", "method.name", "a subclass of fedrolex.Method",
+    "method", "method.name", "a subclass of fedrolex.Method",
     _in(
-        "methods", fedavg="fedavg:FedAvg", fedprox="fedprox:FedProx", scaffold="scaffold:Scaffold", fedbe="fedbe:FedBE",
-        fedgkt="fedgkt:FedGKT", feddf="feddf:FedDF", fedet="fedet:FedET", dsfl="dsfl:DSFL",
-        fed_dropout="fed_dropout:FedDropout", fedselect="fedselect:FedSelect", heterofl="heterofl:HeteroFL",
-        fjord="fjord:Fjord", fedrolex="fedrolex:FedRolex", submodels="submodels:SubModels",
+        "methods", fedavg=".fedavg:FedAvg", fedprox=".fedprox:FedProx", scaffold=".scaffold:Scaffold",
+        fedbe=".fedbe:FedBE", fedgkt=".fedgkt:FedGKT", feddf=".feddf:FedDF", fedet=".fedet:FedET", dsfl=".dsfl:DSFL",
+        fed_dropout=".fed_dropout:FedDropout", fedselect=".fedselect:FedSelect", heterofl=".heterofl:HeteroFL",
+        fjord=".fjord:Fjord", fedrolex=".fedrolex:FedRolex", submodels=".submodels:SubModels",
     ),
     "fedrolex.methods.method:Method",
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.methods.method.Method`."""
 
 SCHEMES = Registry(
-    "scheme", "fedrolex.schemes", "method.scheme", "a subclass of fedrolex.Scheme",
+    "scheme", "method.scheme", "a subclass of fedrolex.Scheme",
     _in("slicing.schemes", rolling=":Rolling", static=":Static", random=":Random", blocks=":Blocks"),
     "fedrolex.slicing.schemes:Scheme",
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.slicing.schemes.Scheme`, made with keyword arguments."""
 
 ENGINES = Registry(
-    "engine", "fedrolex.engines", "engine",
-    "a subclass of fedrolex.Engine, or a function of precision and device that gives an engine",
+    "engine", "engine", "a subclass of fedrolex.Engine, or a function of precision and device that gives an engine",
     _in(
-        "engines", auto="auto:choose", loop="cpu.loop:Loop", crew="cpu.crew:Crew", graph="gpu.graph:Graph",
-        lanes="gpu.lanes:Lanes", stacked="gpu.stacked:Stacked", ragged="gpu.ragged:Ragged",
+        "engines", auto=".auto:choose", loop=".cpu.loop:Loop", crew=".cpu.crew:Crew", graph=".gpu.graph:Graph",
+        lanes=".gpu.lanes:Lanes", stacked=".gpu.stacked:Stacked", ragged=".gpu.ragged:Ragged",
     ),
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.rounds.engine.Engine`, or functions of (precision, device) that give one."""
 
 TASKS = Registry(
-    "task", "fedrolex.tasks", "task.name", "a subclass of fedrolex.TaskRecipe",
-    _in("recipes", images="images:ImagesRecipe", words="words:WordsRecipe"), "fedrolex.recipes.task:TaskRecipe",
+    "task", "task.name", "a subclass of fedrolex.TaskRecipe",
+    _in("recipes", images=".images:ImagesRecipe", words=".words:WordsRecipe"), "fedrolex.recipes.task:TaskRecipe",
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.recipes.task.TaskRecipe`: what a recipe's section ``task`` may be."""
 
 MODELS = Registry(
-    "model", "fedrolex.models", "task.model", "a function of a fedrolex.ImageModel that gives a torch.nn.Module",
+    "model", "task.model", "a function of a fedrolex.ImageModel that gives a torch.nn.Module",
     _in(
-        "models.image_models", convnet=":convnet", lenet=":lenet", resnet8=":resnet8", resnet14=":resnet14",
-        resnet20=":resnet20", resnet32=":resnet32", vgg11=":vgg11", preresnet18=":preresnet18",
-        preresnet34=":preresnet34",
+        "models.image_models", "convnet", "lenet", "resnet8", "resnet14", "resnet20", "resnet32", "vgg11",
+        "preresnet18", "preresnet34",
     ),
 )  # fmt: skip
 """Functions of an :class:`fedrolex.models.image_models.ImageModel` that give a module."""
 
 DATASETS = Registry(
-    "data set", "fedrolex.datasets", "task.data", "a function of (folder, seed) that gives a fedrolex.ImageSet",
-    _in(
-        "data.images", digits=":digits", cifar10=":cifar10", cifar100=":cifar100", **{"fashion-mnist": ":fashion_mnist"}
-    ),
+    "data set", "task.data", "a function of (folder, seed) that gives a fedrolex.ImageSet",
+    _in("data.images", "digits", "cifar10", "cifar100", **{"fashion-mnist": ":fashion_mnist"}),
 )  # fmt: skip
 """Functions of (folder, seed) that give a :class:`fedrolex.data.images.ImageSet`."""
 
 METRICS = Registry(
-    "metric", "fedrolex.metrics", "evaluation.metrics", "a function of (outputs, targets) that gives a number",
-    _in("tasks.metrics", top5=":top5", worst_class=":worst_class"),
+    "metric", "evaluation.metrics", "a function of (outputs, targets) that gives a number",
+    _in("tasks.metrics", "top5", "worst_class"),
 )  # fmt: skip
 """Functions of (outputs, targets) of the test examples that give a number."""
 
 CALLBACKS = Registry(
-    "callback", "fedrolex.callbacks", "callbacks", "a subclass of fedrolex.Callback",
+    "callback", "callbacks", "a subclass of fedrolex.Callback",
     _in("runs.callbacks", drift=":DriftByCapacity", tensorboard=":TensorBoard"), "fedrolex.runs.callbacks:Callback",
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.runs.callbacks.Callback`, made without arguments."""
 
 REGISTRIES = {
-    "methods": METHODS, "schemes": SCHEMES, "engines": ENGINES, "tasks": TASKS, "models": MODELS,
-    "data sets": DATASETS, "metrics": METRICS, "callbacks": CALLBACKS,
-}  # fmt: skip
+    f"{each.kind}s": each for each in (METHODS, SCHEMES, ENGINES, TASKS, MODELS, DATASETS, METRICS, CALLBACKS)
+}
 """All registries by what they hold."""

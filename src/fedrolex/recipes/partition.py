@@ -46,9 +46,7 @@ class PartitionRecipe:
         if not 0 < self.alpha <= 1e9:
             raise FedrolexError(f"task.partition.alpha is {self.alpha}: give a number above 0, at most 1e9")
         if self.rare and self.name not in FOLLOWING:
-            raise FedrolexError(
-                f"task.partition.rare needs one of {', '.join(FOLLOWING)}: {self.name} cannot follow it"
-            )
+            raise FedrolexError(f"task.partition.rare needs one of {', '.join(FOLLOWING)}, not {self.name}")
 
     def split(
         self, y: Tensor, test_y: Tensor, classes: int, fleet: Fleet, scale: int, seed: int

@@ -85,14 +85,12 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(Recipe).items():
             if isinstance(kind, type) and is_dataclass(kind) and not isinstance(getattr(self, name), kind):
-                raise FedrolexError(
-                    f"Recipe({name}={getattr(self, name)!r}): give a {kind.__name__}, or start from plain words with "
-                    f"Recipe().with_settings(['{name}...=...'])"
-                )
+                plain = f"start from plain words with Recipe().with_settings(['{name}...=...'])"
+                raise FedrolexError(f"Recipe({name}={getattr(self, name)!r}): give a {kind.__name__}, or {plain}")
         if type(self.client) not in (ClientRecipe, LocalTraining):
+            name = type(self.client).__name__
             raise FedrolexError(
-                f"Recipe(client={type(self.client).__name__}(...)): give a ClientRecipe; client work of one's own "
-                "comes from a method's work()"
+                f"Recipe(client={name}(...)): give a ClientRecipe; other work comes from a method's work()"
             )
         METHODS.name_of(type(self.method))  # gives it its name
         TASKS.name_of(type(self.task))
@@ -127,8 +125,7 @@ class Recipe:
 
     def encode(self) -> dict[str, Any]:
         """Every key, defaults included, as plain data."""
-        found: dict[str, Any] = to_plain(self)
-        return found
+        return dict(to_plain(self))
 
     @staticmethod
     def decode(data: Any) -> Recipe:

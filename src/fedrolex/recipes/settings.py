@@ -16,18 +16,16 @@ CHOICES = {"method": METHODS, "task": TASKS}
 
 def carried(old: Method, new: type[Method], **changes: Any) -> Method:
     """A method with another's common settings, where they are not the other's defaults, and with ``changes``."""
-    own = {each.name for each in fields(new)}
-    return new(**{key: value for key, value in _set(old).items() if key in own} | changes)
+    return new(**_common(old, new) | changes)
 
 
-def _set(method: Method) -> dict[str, Any]:
-    """The common settings of a method that are not its defaults."""
-    found = {}
-    for each in fields(method):
-        value = getattr(method, each.name)
+def _common(old: Method, new: type[Method]) -> dict[str, Any]:
+    """The common settings of a method that another has, too, and that are not the method's defaults."""
+    own, found = {each.name for each in fields(new)}, {}
+    for each in fields(old):
         default = each.default if each.default_factory is MISSING else each.default_factory()
-        if each.name in COMMON and value != default:
-            found[each.name] = value
+        if each.name in COMMON and each.name in own and getattr(old, each.name) != default:
+            found[each.name] = getattr(old, each.name)
     return found
 
 
@@ -70,6 +68,5 @@ def _started(key: str, name: str, before: Mapping[str, Any], method: Method) -> 
     if name == before.get("name"):
         return dict(before)
     found = CHOICES[key].find(name)
-    own = {each.name for each in fields(found)}
-    common = _set(method) if key == "method" else {}
-    return {"name": name, **{each: before[each] for each in common if each in own and each in before}}
+    common = _common(method, found) if key == "method" else {}
+    return {"name": name, **{each: before[each] for each in common if each in before}}

@@ -59,9 +59,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not isinstance(about, dict) or about.get("kind") != KIND:
         raise FedrolexError(f"{path} is not a checkpoint of a fedrolex run")
     if about.get("format") not in ("1", FORMAT):
-        raise FedrolexError(
-            f"checkpoint {path} has format {about.get('format')}; this version reads 1 and {FORMAT}: update fedrolex"
-        )
+        told = f"checkpoint {path} has format {about.get('format')}"
+        raise FedrolexError(f"{told}; this version reads 1 and {FORMAT}: update fedrolex")
     return tensors, about
 
 

@@ -168,9 +168,8 @@ class Run:
             tensors, about = checkpoint.read(self.checkpoint)
             changed = recipe.differs_from(Recipe.decode(json.loads(about["recipe"]))) if "recipe" in about else None
             if changed is not None:
-                raise FedrolexError(
-                    f"{changed} in {self.folder}/recipe.yaml was changed since the checkpoint: start a new run"
-                )
+                where = f"{changed} in {self.folder}/recipe.yaml"
+                raise FedrolexError(f"{where} was changed since the checkpoint: start a new run")
             if about.get("data", data) != data:
                 raise FedrolexError(f"the data of {self.folder} has changed since its checkpoint: start a new run")
             if not about.get("round", "").isdigit():
