@@ -4,7 +4,6 @@ PyTorch's dropout draws from the one generator of the process, number by number,
 an :class:`OwnDropout` four masks' values come from one random word of the client's own stream.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +33,7 @@ class OwnDropout(TorchFunctionMode):
         self.places = len(seeds)
         self.place: Tensor | None = None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Everything else is done as it would be."""
         return (self._dropout if func in DROPOUTS else func)(*args, **(kwargs or {}))
 

@@ -21,6 +21,11 @@ MODEL = "model"
 Tensors = Mapping[str, Tensor]
 
 
+def copied(tensors: Tensors) -> dict[str, Tensor]:
+    """Tensors of the same names and values in memory of their own."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """A model that clients train, whole or in parts.

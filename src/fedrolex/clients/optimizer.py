@@ -34,27 +34,19 @@ class Memory:
         count = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)
         return Memory(zeros, [torch.zeros_like(p) for p in parameters], count)
 
-    def begin(
-        self,
-        parameters: Sequence[Tensor],
-        *,
-        means: bool = True,
-        squares: bool = True,
-        constants: Mapping[str, Sequence[Tensor]] | None = None,
-    ) -> None:
+    def begin(self, constants: Mapping[str, Sequence[Tensor]], *, means: bool = True, squares: bool = True) -> None:
         """A new round; tensors stay where they are, so that a captured step reads the new values.
 
         Args:
-            parameters: as received.
-            means, squares: whether ``first`` and ``second`` are used at all; those that are not stay zero.
             constants: copied into tensors that are made the first time.
+            means, squares: whether ``first`` and ``second`` are used at all; those that are not stay zero.
         """
         if means:
             torch._foreach_zero_(self.first)
         if squares:
             torch._foreach_zero_(self.second)
         self.count.zero_()
-        for name, values in (constants or {}).items():
+        for name, values in constants.items():
             if name in self.constants:
                 torch._foreach_copy_(self.constants[name], list(values))
             else:

@@ -141,7 +141,7 @@ class LocalTraining:
     ) -> None:
         """The optimiser remembers nothing but the round's constants."""
         adam = self.optimizer == "adam"
-        memory.begin(parameters, means=adam or self.momentum > 0, squares=adam, constants=constants or {})
+        memory.begin(constants or {}, means=adam or self.momentum > 0, squares=adam)
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory, rate: Rate) -> None:
         """Change parameters and the optimiser's memory in place, by gradients that are used up."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedrolex.core import FedrolexError
-from fedrolex.data.users import TextUsers, check_user
+from fedrolex.data.users import TextUsers
 from fedrolex.data.vocabulary import split_tokens
 
 
@@ -32,14 +32,6 @@ class Hdf5Users(TextUsers):
         if not names:
             raise FedrolexError(f"{path} has no users in its group 'examples'")
         self._names = np.array(names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def name(self, user: int) -> str:
-        """What the file calls a user."""
-        check_user(user, len(self))
-        return bytes(self._names[user]).decode(errors="replace")
 
     def text(self, user: int) -> list[list[str]]:
         """A user's sentences as words."""

@@ -45,14 +45,6 @@ class NpzUsers(Users):
         if not fits:
             raise self._wrong("user_ptr, sent_ptr and tokens do not fit together")
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def name(self, user: int) -> str:
-        """What the file calls a user."""
-        check_user(user, len(self))
-        return str(self._names[user])
-
     def examples(self, user: int) -> int:
         """How many sentences a user has."""
         check_user(user, len(self))

@@ -46,14 +46,6 @@ class SqliteUsers(TextUsers):
         self._names = np.array(names)
         self._counts = np.array(counts, dtype=np.int64)
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def name(self, user: int) -> str:
-        """What the file calls a user."""
-        check_user(user, len(self))
-        return bytes(self._names[user]).decode()
-
     def examples(self, user: int) -> int:
         """How many sentences a user has, as the file's own listing says."""
         check_user(user, len(self))

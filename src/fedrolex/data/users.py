@@ -7,6 +7,7 @@ after a fork, or be sent to another process.
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +19,19 @@ SPLITS = ("train", "heldout", "test")
 
 
 class Users(ABC):
-    """A text file with its users, who are numbered from 0."""
+    """A text file with its users, who are numbered from 0; their names are all in memory, or looked up."""
 
-    @abstractmethod
+    _names: NDArray[Any]
+
     def __len__(self) -> int:
         """How many users there are."""
+        return len(self._names)
 
-    @abstractmethod
     def name(self, user: int) -> str:
         """What the file calls a user."""
+        check_user(user, len(self))
+        name = self._names[user]
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
     def examples(self, user: int) -> int | None:
         """How many sentences a user has, or None where only reading them would tell."""
@@ -42,7 +47,7 @@ class Users(ABC):
 
 
 class TextUsers(Users):
-    """A file that holds words rather than their numbers: give ``__len__``, ``name`` and ``text``."""
+    """A file that holds words rather than their numbers."""
 
     @abstractmethod
     def text(self, user: int) -> list[list[str]]:

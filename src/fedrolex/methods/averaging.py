@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from fedrolex.clients import MODEL
+from fedrolex.clients import MODEL, copied
 from fedrolex.core import FedrolexError
 from fedrolex.methods.server_optimizer import ServerOptimizer
 from fedrolex.methods.settings import Weighted
@@ -54,7 +54,7 @@ class Averaging(Weighted):
         new = round.average.result()
         if self.norms == "per_capacity":
             largest = {**round.state, **new}[_own(max(self.sizes(round.server)))]
-            new[MODEL] |= {name: tensor.clone() for name, tensor in largest.items()}
+            new[MODEL] |= copied(largest)
         return self.server_optimizer.moved(round.state, new, round.server.trainable())
 
 

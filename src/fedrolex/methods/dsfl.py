@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit
+from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit, copied
 from fedrolex.core import FedrolexError, check_numbers, sample, shuffle, words
 from fedrolex.methods.distillation import scores
 from fedrolex.methods.families import Families
@@ -52,12 +52,11 @@ class LabelExchange(LocalTraining):
             plan, module = visit.plan, visit.module(visit.received)
             inputs = self.public[last["ids"]]
             self.method.learn(module, inputs, last["labels"], plan.seed, plan.round, visit.job.client)
-            own = visit.network.axes.state(module, visit.job.window)
-            visit.received = {name: tensor.clone() for name, tensor in own.items()}
+            visit.received = copied(visit.network.axes.state(module, visit.job.window))
 
     def after(self, visit: Visit) -> None:
         """Keep the model, send its probabilities for this round's examples."""
-        visit.kept = {name: tensor.clone() for name, tensor in visit.trained.items()}
+        visit.kept = copied(visit.trained)
         asked = self.public[visit.job.sent[NOW]["ids"]]
         visit.sent["probabilities"] = scores(visit.module(visit.trained), asked, self.public).softmax(1)
 
@@ -104,13 +103,9 @@ class DSFL(Families):
     def begin(self, server: Server) -> State:
         """Clients begin with the server's first model; nothing is labelled yet."""
         count, device = len(self.chosen(server, 0)), server.device
-        return {
-            FIRST: {name: tensor.clone() for name, tensor in server.state[MODEL].items()},
-            LAST: {
-                "ids": torch.full((count,), -1, dtype=torch.int64, device=device),
-                "labels": torch.zeros(count, server.task.classes, device=device),
-            },
-        }
+        none = torch.full((count,), -1, dtype=torch.int64, device=device)
+        labels = torch.zeros(count, server.task.classes, device=device)
+        return {FIRST: copied(server.state[MODEL]), LAST: {"ids": none, "labels": labels}}
 
     def sections(self, server: Server, capacity: Fraction) -> tuple[str, ...]:
         """The tensors that a client begins with in its first round; they never change."""
@@ -132,8 +127,7 @@ class DSFL(Families):
         ids, labels = self.chosen(server, round.number), self.together(round.notes["said"])
         module = server.loaded()
         self.learn(module, task.inputs(task.public.x[ids]), labels, server.seed, round.number, "server")
-        taught = {name: tensor.clone() for name, tensor in server.main.axes.state(module).items()}
-        return {MODEL: taught, LAST: {"ids": ids, "labels": labels}}
+        return {MODEL: copied(server.main.axes.state(module)), LAST: {"ids": ids, "labels": labels}}
 
     def chosen(self, server: Server, round: int) -> Tensor:
         """Which public examples are labelled in a round, int64, ascending."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from fedrolex.clients import MODEL, Tensors, Upload
+from fedrolex.clients import MODEL, Tensors, Upload, copied
 from fedrolex.core import check_numbers, words
 from fedrolex.methods.distillation import AT_ONCE, Group, Public, teaching
 from fedrolex.methods.needs import Needs
@@ -80,7 +80,7 @@ class FedBE(OneSize, Weighted):
             teachers = [group.average, *self.drawn(group, server.seed, round.number), *group.uploads]
             target = self.together(group.scores(each, public.inputs).softmax(1) for each in teachers)
             taught = self.taught(group, target, public)
-        whole = {name: tensor.clone() for name, tensor in new[MODEL].items()}
+        whole = copied(new[MODEL])
         server.main.axes.put(whole, taught, window)
         return {**new, MODEL: whole}
 

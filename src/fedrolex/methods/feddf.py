@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients import MODEL
+from fedrolex.clients import MODEL, copied
 from fedrolex.core import check_numbers
 from fedrolex.methods.distillation import Group, Public, scores, teaching
 from fedrolex.methods.model_per_capacity import ModelPerCapacity
@@ -60,7 +60,7 @@ class FedDF(ModelPerCapacity):
             new = self.replaced(round, new, taught)
         if parts := self.parts(round.server):
             (section,) = self.sections(round.server, max(parts))
-            new[MODEL] = {name: tensor.clone() for name, tensor in {**round.state, **new}[section].items()}
+            new[MODEL] = copied({**round.state, **new}[section])
         return new
 
     def target(self, groups: Iterable[Group], inputs: Tensor) -> Tensor:

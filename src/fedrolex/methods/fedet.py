@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedrolex.clients import MODEL, Network
+from fedrolex.clients import MODEL, Network, copied
 from fedrolex.core import FedrolexError, check_numbers
 from fedrolex.methods.distillation import Public, teaching
 from fedrolex.methods.model_per_capacity import ModelPerCapacity
@@ -92,7 +92,7 @@ class FedET(ModelPerCapacity):
             if self.steps:
                 said = [group.scores(upload, public.inputs) for group, upload in uploads]
                 self.teach(module, public, self.consensus(said))
-        large = {name: tensor.clone() for name, tensor in axes.state(module).items()}
+        large = copied(axes.state(module))
         small = {level: {**group.average, **{name: large[name] for name in TOP}} for level, group in groups.items()}
         return {**self.replaced(round, averages, small), MODEL: large}
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, kl_div
 
-from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Network, Slot, Upload, Visit
+from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Network, Slot, Upload, Visit, copied
 from fedrolex.clients.optimizer import adam
 from fedrolex.core import FedrolexError, check_numbers, sample, shuffle
 from fedrolex.methods.distillation import scores
@@ -93,7 +93,8 @@ class EdgeTraining(LocalTraining):
         for rows in batches(len(data), self.batch, self.epochs, x.device, plan.seed, plan.round, job.client):
             if visit.go_on is not None:
                 visit.go_on(visit.steps)
-            losses.append(self.method.step(slot.module, memory, x, data.y, teacher, rows, self.method.alpha))
+            said = None if teacher is None else teacher[rows]
+            losses.append(self.method.step(slot.module, memory, x[rows], data.y[rows], said, self.method.alpha))
             visit.steps += 1
         visit.loss = float(torch.stack(losses).mean()) if losses else float("nan")
         visit.kept = {f"first.{place}": tensor for place, tensor in enumerate(memory.first)}
@@ -105,7 +106,7 @@ class EdgeTraining(LocalTraining):
         edge, x = visit.module(visit.trained).eval(), visit.plan.task.inputs(visit.examples.x)
         assert isinstance(edge, Edge)
         visit.sent = {"maps": edge.features(x), "logits": edge(x), "labels": visit.examples.y}
-        visit.kept = {name: tensor.clone() for name, tensor in visit.trained.items()} | (visit.kept or {})
+        visit.kept = copied(visit.trained) | (visit.kept or {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +163,7 @@ class FedGKT(Method):
 
     def take(self, round: Round, upload: Upload) -> None:
         """Note what a client sends; its edge network stays with the client."""
-        sent = {name: tensor.clone() for name, tensor in upload.sent.items()}
-        round.notes.setdefault("sent", {})[upload.job.client] = sent
+        round.notes.setdefault("sent", {})[upload.job.client] = copied(upload.sent)
 
     def finish(self, round: Round) -> State:
         """Train the server's network on what the cohort sent; every client gets the logits of its examples."""
@@ -176,42 +176,34 @@ class FedGKT(Method):
         memory.count.copy_(state[STEPS]["steps"])
         key = (server.seed, round.number, "server")
         for rows in batches(len(maps), self.server_batch, self.server_epochs, maps.device, *key):
-            self.step(module, memory, maps, labels, logits, rows, self.server_alpha)
+            self.step(module, memory, maps[rows], labels[rows], logits[rows], self.server_alpha)
         answers = scores(module, maps).split([len(each["labels"]) for each in sent.values()])
         for client, answer in zip(sent, answers, strict=True):
             round.remember(client, {LOGITS: answer})
         return {
-            MODEL: {name: tensor.clone() for name, tensor in server.main.axes.state(module).items()},
+            MODEL: copied(server.main.axes.state(module)),
             FIRST: dict(zip(names, memory.first, strict=True)),
             SECOND: dict(zip(names, memory.second, strict=True)),
             STEPS: {"steps": memory.count},
         }
 
     def step(
-        self,
-        module: nn.Module,
-        memory: Memory,
-        x: Tensor,
-        y: Tensor,
-        teacher: Tensor | None,
-        rows: Tensor,
-        alpha: float,
+        self, module: nn.Module, memory: Memory, x: Tensor, y: Tensor, teacher: Tensor | None, alpha: float
     ) -> Tensor:
         """One step of Adam on the labels of a batch and, where there is a teacher, on its logits; returns the loss.
 
         Args:
             module: what is trained, in place.
             memory: of Adam.
-            x, y, teacher: inputs, classes and logits of all examples.
-            rows: of the batch.
+            x, y, teacher: inputs and classes of the batch, and the teacher's logits.
             alpha: weight of the teacher.
         """
         module.train()
         parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-        said = module(x[rows])
-        loss = cross_entropy(said, y[rows])
+        said = module(x)
+        loss = cross_entropy(said, y)
         if teacher is not None and alpha:
-            loss = loss + alpha * self.distance(said, teacher[rows])
+            loss = loss + alpha * self.distance(said, teacher)
         gradients = list(torch.autograd.grad(loss, parameters))
         with torch.no_grad():
             torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)

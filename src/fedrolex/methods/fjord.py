@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.clients import MODEL, Job, LocalTraining, Loss, Rate, Slot, Tensors, Upload, Visit, in_precision
+from fedrolex.clients import MODEL, Job, LocalTraining, Loss, Rate, Slot, Tensors, Upload, Visit, copied, in_precision
 from fedrolex.core import FedrolexError, check_numbers, words
 from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.settings import Weighting
@@ -235,7 +235,7 @@ class Fjord(Averaging):
         """The average; the server's model has the statistics of the largest width."""
         new = super().finish(round)
         largest = {**round.state, **new}.get(statistics(max(self.parts(round.server))), {})
-        return {**new, MODEL: {**new[MODEL], **{name: tensor.clone() for name, tensor in largest.items()}}}
+        return {**new, MODEL: {**new[MODEL], **copied(largest)}}
 
     def parts(self, run: Setup | Server) -> list[Fraction]:
         """The widths as parts of the server's model."""

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from fedrolex.clients import MODEL, Upload
+from fedrolex.clients import MODEL, Upload, copied
 from fedrolex.methods.distillation import Group
 from fedrolex.methods.families import Families
 from fedrolex.methods.settings import Weighted
@@ -33,10 +33,7 @@ class ModelPerCapacity(Families, Weighted):
     def begin(self, server: Server) -> State:
         """All capacities begin with the server's weights."""
         model = server.state[MODEL]
-        return {
-            self.sections(server, level)[0]: {name: tensor.clone() for name, tensor in model.items()}
-            for level in self.parts(server)
-        }
+        return {self.sections(server, level)[0]: copied(model) for level in self.parts(server)}
 
     def take(self, round: Round, upload: Upload) -> None:
         """Average the answer, and keep it as a teacher."""
@@ -57,7 +54,7 @@ class ModelPerCapacity(Families, Weighted):
         server, state = round.server, dict(new)
         for level, tensors in models.items():
             (section,) = self.sections(server, level)
-            whole = {name: tensor.clone() for name, tensor in {**round.state, **new}[section].items()}
+            whole = copied({**round.state, **new}[section])
             server.networks[self.network(server, level)].axes.put(whole, tensors, self._window(round, level))
             state[section] = whole
         return state

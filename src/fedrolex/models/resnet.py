@@ -42,13 +42,7 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        depth: int = 20,
-        classes: int = 10,
-        channels: int = 3,
-        size: int = 32,
-        width: int = 16,
-        norm: Norm = "static",
+        self, depth: int, classes: int = 10, channels: int = 3, size: int = 32, width: int = 16, norm: Norm = "static"
     ) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:

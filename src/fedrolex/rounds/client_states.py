@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedrolex.clients import copied
 from fedrolex.core import FedrolexError
 
 BUCKETS = 1000
@@ -49,7 +50,7 @@ class ClientStates:
                 return None
             self._keep(client, versions[-1], self._read(client, versions[-1]))
         self._near.move_to_end(client)
-        return {name: tensor.clone() for name, tensor in self._near[client][1].items()}
+        return copied(self._near[client][1])
 
     def put(self, client: int, round: int, state: Mapping[str, Tensor]) -> None:
         """A client's state after a round; the tensors are copied."""

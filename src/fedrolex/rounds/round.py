@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrolex.clients import Job, RoundPlan, Upload
+from fedrolex.clients import Job, RoundPlan, Upload, copied
 from fedrolex.rounds.average import Average
 from fedrolex.rounds.server import Server, State
 
@@ -44,8 +44,7 @@ class Round:
 
     def keep(self, upload: Upload, weight: float) -> None:
         """Keep a copy of an answer until the round is finished."""
-        copied = {name: tensor.clone() for name, tensor in upload.tensors.items()}
-        self.uploads.append((replace(upload, tensors=copied), weight))
+        self.uploads.append((replace(upload, tensors=copied(upload.tensors)), weight))
 
     def remember(self, client: int, tensors: dict[str, Tensor]) -> None:
         """Have a client keep tensors, if the round counts, beside those it keeps already."""

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients import MODEL, Job, Network, Tensors
+from fedrolex.clients import MODEL, Job, Network, Tensors, copied
 from fedrolex.core import FedrolexError
 from fedrolex.rounds.client_states import ClientStates
 from fedrolex.rounds.fleet import Fleet
@@ -49,8 +49,7 @@ class Server:
         self.view: Task = self.task
         self._bytes: dict[tuple[object, ...], int] = {}
         for name, network in self.networks.items():
-            tensors = network.axes.state(network.module)
-            self.state.setdefault(name, {name: tensor.clone() for name, tensor in tensors.items()})
+            self.state.setdefault(name, copied(network.axes.state(network.module)))
 
     @property
     def main(self) -> Network:

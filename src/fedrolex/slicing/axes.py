@@ -288,12 +288,7 @@ class Axes:
             "format": FORMAT,
             "axes": {a.name: {"size": a.size, "kind": a.kind} for a in self.axes.values()},
             "tensors": {
-                name: {
-                    "dims": [layouts.encode(dim) for dim in t.dims],
-                    "role": t.role,
-                    "reads": list(t.reads),
-                    "floating": t.floating,
-                }
+                name: {**vars(t), "dims": [layouts.encode(dim) for dim in t.dims], "reads": list(t.reads)}
                 for name, t in self.tensors.items()
             },
             "aliases": dict(self.aliases),

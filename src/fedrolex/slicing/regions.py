@@ -184,19 +184,16 @@ def _pieces(layout: Layout, full: Mapping[str, int], spans: Mapping[str, Span]) 
             for part in parts:
                 big, small = layouts.size(part, full), layouts.size(part, widths)
                 inner = _pieces(part, full, spans)
+                outer = [(o, [(n, s * big, t * small) for n, s, t in o.steps]) for o in result]
                 result = [
-                    Piece(
-                        o.source * big + i.source,
-                        o.target * small + i.target,
-                        _merged((*((n, s * big, t * small) for n, s, t in o.steps), *i.steps)),
-                    )
-                    for o in result
+                    Piece(o.source * big + i.source, o.target * small + i.target, _merged([*steps, *i.steps]))
+                    for o, steps in outer
                     for i in inner
                 ]
             return result
 
 
-def _merged(steps: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+def _merged(steps: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
     """Neighbouring steps that walk memory as one become one."""
     merged: list[tuple[int, int, int]] = []
     for n, s, t in steps:

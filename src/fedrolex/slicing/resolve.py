@@ -137,15 +137,12 @@ class Resolution:
 
     def tensor_layouts(self) -> dict[str, TensorLayout]:
         """Layouts of all tensors, in the model's order."""
-        return {
-            name: TensorLayout(
-                tuple(self.layout(dim) for dim in self.ties.dims[name]),
-                role,
-                tuple(d for d in range(len(self.ties.dims[name])) if (name, d) in self.ties.reads),
-                self.tensors[name].is_floating_point(),
-            )
-            for name, role in self.roles.items()
-        }
+        found = {}
+        for name, role in self.roles.items():
+            dims = tuple(self.layout(dim) for dim in self.ties.dims[name])
+            reads = tuple(d for d in range(len(dims)) if (name, d) in self.ties.reads)
+            found[name] = TensorLayout(dims, role, reads, self.tensors[name].is_floating_point())
+        return found
 
     def axes(self, layouts: Mapping[str, TensorLayout]) -> dict[str, Axis]:
         """All axes, in the model's order."""

@@ -173,12 +173,8 @@ class _Walker(fx.Interpreter):
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._opaque(str(node.target), [*args, *kwargs.values()], result)
         tensors = _tensors_of(result)
-        call = Call(
-            name=operator_name(node.target),
-            arg=_by_name(node.target, args, kwargs),
-            shapes=[tuple(t.shape) for t in tensors],
-            unused=_unused(node, len(tensors)),
-        )
+        name, shapes = operator_name(node.target), [tuple(t.shape) for t in tensors]
+        call = Call(name, _by_name(node.target, args, kwargs), shapes, _unused(node, len(tensors)))
         if not tensors:
             self._decides(call)
             return result
@@ -312,15 +308,8 @@ def operator_name(target: torch._ops.OpOverload) -> str:
 
 
 def _by_name(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    for place, argument in enumerate(target._schema.arguments):
-        if place < len(args):
-            named[argument.name] = args[place]
-        elif argument.name in kwargs:
-            named[argument.name] = kwargs[argument.name]
-        else:
-            named[argument.name] = argument.default_value
-    return named
+    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
 
 def _tensors_of(result: Any) -> list[Tensor]:
