@@ -17,7 +17,7 @@ from fedrolex.cli.app import app
 from fedrolex.cli.progress import dropped
 from fedrolex.cli.results import show_results
 from fedrolex.cli.train import Planned, together
-from fedrolex.runs.compare import alternatives
+from fedrolex.recipes import alternatives
 from fedrolex.runs.training import LATE
 
 QUICK = ["task.width=4", "task.limit=200", "rounds=2", "compare=true", "device=cpu"]

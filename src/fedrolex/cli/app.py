@@ -18,7 +18,6 @@ from fedrolex.rounds import out_of_memory
 
 app = typer.Typer(
     name="fedrolex",
-    help="Train one large PyTorch model on devices that each hold only a part of it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -16,9 +16,8 @@ from fedrolex.cli.options import AsJson, DataFolder, Settings
 from fedrolex.cli.progress import shown
 from fedrolex.cli.results import draw, show_results, verdict
 from fedrolex.core import ENGINES, FedrolexError
-from fedrolex.recipes import Recipe, find_recipe
+from fedrolex.recipes import Recipe, alternatives, find_recipe
 from fedrolex.runs import Run, Training, prepare
-from fedrolex.runs.compare import alternatives
 from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
 from fedrolex.runs.training import pick_device
 from fedrolex.tasks.metrics import short
@@ -94,9 +93,8 @@ def resume_command(
     """Go on from the last checkpoint, bit for bit."""
     opened = Run.open(run)
     if opened.own_task():
-        raise FedrolexError(
-            f"{run} trains a task given in Python: go on with train(None, task, out={str(run)!r}, resume=True)"
-        )
+        how = f"train(None, task, out={str(run)!r}, resume=True)"
+        raise FedrolexError(f"{run} trains a task given in Python: go on with {how}")
     recipe = opened.recipe()
     recipe = recipe if data is None else replace(recipe, data=str(Path(data).resolve()))
     compared = replace(recipe, compare=recipe.compare and not run.name.startswith("seed-"))

@@ -3,12 +3,11 @@
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.images import ImagesRecipe
 from fedrolex.recipes.partition import PartitionRecipe
-from fedrolex.recipes.recipe import ClientRecipe, Recipe, find_recipe, recipe_names
-from fedrolex.recipes.settings import carried
+from fedrolex.recipes.recipe import ClientRecipe, Recipe, alternatives, find_recipe, recipe_names
 from fedrolex.recipes.task import TaskRecipe
 from fedrolex.recipes.words import WordsRecipe
 
 __all__ = [
-    "ClientRecipe", "FleetRecipe", "ImagesRecipe", "PartitionRecipe", "Recipe", "TaskRecipe", "WordsRecipe", "carried",
-    "find_recipe", "recipe_names",
+    "ClientRecipe", "FleetRecipe", "ImagesRecipe", "PartitionRecipe", "Recipe", "TaskRecipe", "WordsRecipe",
+    "alternatives", "find_recipe", "recipe_names",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from fedrolex.clients import MODEL, Upload
 from fedrolex.core import FedrolexError
@@ -63,14 +63,14 @@ def tell(callbacks: Sequence[Callback], hook: str, *about: Any) -> None:
 
 
 class MetricsFile(Callback):
-    """Appends the metrics of every round to the run's file: a round that is there is finished."""
+    """Appends the metrics of every round to a file, one JSON object a line: a round that is there is finished."""
 
-    NAME = "metrics.jsonl"
-    _file: TextIO | None = None
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def begin(self, training: Training, folder: Path | None) -> None:
         """Open the file."""
-        self._file = None if folder is None else open(folder / self.NAME, "a")  # noqa: SIM115 - closed in end()
+        self._file = open(self._path, "a")  # noqa: SIM115 - closed in end()
 
     def row(self, training: Training, row: dict[str, Any]) -> None:
         """Append a round's metrics."""
@@ -78,19 +78,16 @@ class MetricsFile(Callback):
             line = json.dumps(row, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise FedrolexError(f"the metrics of round {row['round']} cannot be written as JSON: {error}") from error
-        if self._file is not None:
-            self._file.write(line + "\n")
-            self._file.flush()
+        self._file.write(line + "\n")
+        self._file.flush()
 
     def sync(self) -> None:
         """See to it that the lines so far outlast a crash of the machine."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
+        os.fsync(self._file.fileno())
 
     def end(self, training: Training) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
 
 class DriftByCapacity(Callback):

@@ -25,13 +25,7 @@ from fedrolex.tasks import Task
 
 
 def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Callback] = ()) -> Training:
-    """Everything a recipe describes, ready for its first round.
-
-    Args:
-        recipe: the run.
-        task: data and model of one's own instead of the recipe's.
-        callbacks: told of the run, beside those that the recipe names.
-    """
+    """Everything a recipe describes, ready for its first round; for the arguments see :func:`train`."""
     device = pick_device(recipe.device)
     engine = make_engine(recipe, device)
     told = [make_callback(name) for name in recipe.callbacks]

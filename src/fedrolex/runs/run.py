@@ -46,7 +46,7 @@ class Run:
     @property
     def metrics(self) -> Path:
         """One JSON object a line and round."""
-        return self.folder / MetricsFile.NAME
+        return self.folder / "metrics.jsonl"
 
     @staticmethod
     def create(folder: Path, recipe: Recipe, *, own_task: bool = False) -> Run:
@@ -111,7 +111,7 @@ class Run:
         if training.method.needs.client_state:
             training.server.clients = ClientStates(self.folder / "clients")
         self._restore(recipe, training, data)
-        log = MetricsFile()
+        log = MetricsFile(self.metrics)
         everyone = [log, *training.callbacks]
         try:
             tell(everyone, "begin", training, self.folder)
