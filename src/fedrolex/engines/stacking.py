@@ -7,23 +7,19 @@ Clients of a stack need not hold as many examples each, where a batch may be fil
 whose targets the loss ignores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.clients.dropout import OwnDropout
-from fedrolex.clients.messages import Network, RoundPlan, Tensors
-from fedrolex.clients.optimizer import Memory
+from fedrolex.clients import LocalTraining, Loss, Memory, Network, OwnDropout, RoundPlan, Tensors, Visit
 from fedrolex.clients.slot import Precision, in_precision
-from fedrolex.clients.visit import Visit
-from fedrolex.clients.work import LocalTraining, Loss
-from fedrolex.tasks.task import Task
+from fedrolex.tasks import Task
 
 
 @dataclass
@@ -33,15 +29,15 @@ class Stack:
     Attributes:
         module: a sub-model of these widths, for its code.
         tensors: parameters and buffers, by name.
-        memory: what the optimiser remembers.
         held: the classes of each client for the loss's mask, bool ``(places, classes)``; None where nothing is masked.
         precision: of the products of the forward and backward pass.
         dropout: draws from a stream of each client's own; None where dropout draws from PyTorch's generator.
+        trained, fixed: names of parameters that are trained, and of all other tensors.
+        memory: what the optimiser remembers.
     """
 
     module: nn.Module
     tensors: dict[str, Tensor]
-    memory: Memory
     held: Tensor | None = None
     precision: Precision = "fp32"
     dropout: OwnDropout | None = None
@@ -50,39 +46,25 @@ class Stack:
         trained = {name for name, parameter in self.module.named_parameters() if parameter.requires_grad}
         self.trained = [name for name in self.tensors if name in trained]
         self.fixed = [name for name in self.tensors if name not in trained]
-
-    @staticmethod
-    def of(
-        module: nn.Module,
-        tensors: dict[str, Tensor],
-        held: Tensor | None = None,
-        precision: Precision = "fp32",
-        dropout: OwnDropout | None = None,
-    ) -> Stack:
-        """A stack whose optimiser remembers nothing."""
-        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        memory = Memory.of([tensor for name, tensor in tensors.items() if name in trained])
-        return Stack(module, tensors, memory, held, precision, dropout)
+        self.memory = Memory.of(self.parameters)
 
     @property
     def parameters(self) -> list[Tensor]:
         """What is trained."""
         return [self.tensors[name] for name in self.trained]
 
-    def first(self, places: int) -> Stack:
+    def first(self, places: int) -> Self:
         """The first places alone; the tensors share memory with these."""
-        memory = self.memory
-        return replace(
-            self,
-            tensors={name: tensor[:places] for name, tensor in self.tensors.items()},
-            memory=Memory(
-                [tensor[:places] for tensor in memory.first],
-                [tensor[:places] for tensor in memory.second],
-                memory.count,
-                {name: [tensor[:places] for tensor in values] for name, values in memory.constants.items()},
-            ),
-            held=None if self.held is None else self.held[:places],
+        found, memory = copy(self), self.memory
+        found.tensors = {name: tensor[:places] for name, tensor in self.tensors.items()}
+        found.memory = Memory(
+            [tensor[:places] for tensor in memory.first],
+            [tensor[:places] for tensor in memory.second],
+            memory.count,
+            {name: [tensor[:places] for tensor in values] for name, values in memory.constants.items()},
         )
+        found.held = None if self.held is None else self.held[:places]
+        return found
 
     @torch.no_grad()
     def load(self, parts: Sequence[Tensors]) -> None:

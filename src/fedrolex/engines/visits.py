@@ -1,7 +1,5 @@
 """What engines that train many clients at once do for each of them: before the first step and after the last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -10,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients.messages import Failure, Job, RoundPlan, Tensors, Upload
-from fedrolex.clients.visit import Visit, examples_of, random_draws, why_failed
-from fedrolex.core.streams import shuffle
-from fedrolex.rounds.engine import out_of_memory
-from fedrolex.tasks.task import Examples
+from fedrolex.clients import Failure, Job, RoundPlan, Tensors, Upload, Visit, examples_of, random_draws, why_failed
+from fedrolex.core import shuffle
+from fedrolex.rounds import out_of_memory
+from fedrolex.tasks import Examples
 
 Key = tuple[int, str]
 NONE: Mapping[int, Examples] = MappingProxyType({})
@@ -72,19 +69,35 @@ def epoch_of(visit: Visit, epoch: int, rows: int | None = None) -> tuple[Tensor,
     With ``rows``, as many examples as that: the client's own, again and again.
     """
     plan, data = visit.plan, visit.examples
-    key = (plan.round, visit.job.client, epoch)
-    places = shuffle(len(data), plan.seed, "batches", *key)
-    order = torch.from_numpy(places if rows is None else np.resize(places, rows))
-    draws = random_draws(len(data), plan.seed, *key)[order] if plan.task.random_inputs else None
+    order, drawn = order_of(plan, len(data), plan.round, visit.job.client, epoch, rows)
     order = order.to(data.y.device, non_blocking=True)
-    drawn = None if draws is None else draws.to(data.y.device, non_blocking=True)
+    drawn = None if drawn is None else drawn.to(data.y.device, non_blocking=True)
     return plan.task.inputs(data.x[order], drawn), data.y[order]
+
+
+def order_of(
+    plan: RoundPlan, count: int, round: int, client: int, epoch: int, rows: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The order in which a client's ``count`` examples are trained, and what is drawn for the inputs of each, if any.
+
+    With ``rows``, as many examples as that: the client's own, again and again.
+    """
+    places = shuffle(count, plan.seed, "batches", round, client, epoch)
+    order = torch.from_numpy(places if rows is None else np.resize(places, rows))
+    return order, random_draws(count, plan.seed, round, client, epoch)[order] if plan.task.random_inputs else None
 
 
 def steps_of(visit: Visit) -> int:
     """How many steps a client takes in the round."""
     work, count = visit.plan.work, len(visit.examples)
     return min(work.steps(count, visit.job.part), work.epochs * -(-count // work.batch))
+
+
+def batch_sizes(visit: Visit, epoch: int) -> list[int]:
+    """The sizes of a client's batches in an epoch; a straggler's end where its part of the steps ends."""
+    full, rest = divmod(len(visit.examples), visit.plan.work.batch)
+    sizes = [visit.plan.work.batch] * full + [rest] * (rest > 0)
+    return sizes[: max(0, steps_of(visit) - epoch * len(sizes))]
 
 
 def read_ahead(plan: RoundPlan) -> dict[int, Examples]:

@@ -125,7 +125,7 @@ class Worker(Loop):
         held = None if work.mask == "none" else torch.stack([_held(visit) for visit in visits])
         module, rate, total = self.slot(plan, visits[0].job).module, work.rate(plan.round), torch.zeros(len(visits))
         with self.drawing(plan, *(visit.job for visit in visits)) as dropout:
-            stack = busy = Stack.of(module, tensors, held, self.precision, dropout)
+            stack = busy = Stack(module, tensors, held, self.precision, dropout)
             stack.begin(work, visits)
             for steps, (x, y) in enumerate(batches_of(visits, unit.ignored)):
                 self._go_on(steps)

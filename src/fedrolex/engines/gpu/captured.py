@@ -1,29 +1,24 @@
 """A step as a CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from fedrolex.core.errors import FedrolexError
+from fedrolex.core import FedrolexError
 from fedrolex.engines.gpu.precision import tried_convolutions
 from fedrolex.engines.gpu.sharing import GATE
-from fedrolex.rounds.engine import out_of_memory
-from fedrolex.slicing.capture import one_line
+from fedrolex.rounds import out_of_memory
+from fedrolex.slicing import one_line
 
 WARM_UP = 3
+Step = Callable[[], Any]
 
 
 def captured(
-    step: Callable[[], Any],
-    reset: Callable[[], Any],
-    stream: Any,
-    precision: str = "fp32",
-    draws: torch.Generator | None = None,
-) -> Callable[[], Any]:
+    step: Step, reset: Step, stream: Any, precision: str = "fp32", draws: torch.Generator | None = None
+) -> Step:
     """A function that does what ``step`` does, in one launch; without a stream, on a CPU, the step itself.
 
     The step is captured on the stream it will run on: streams have workspaces of their own, and graphs captured on one

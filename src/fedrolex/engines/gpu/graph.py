@@ -1,19 +1,16 @@
 """The engine of a GPU: of the ways to train a cohort at once, the first that can."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from fedrolex.clients.messages import Failure, RoundPlan, Upload
-from fedrolex.clients.slot import Precision
+from fedrolex.clients import Failure, Precision, RoundPlan, Upload
 from fedrolex.engines.gpu.lanes import Lanes
 from fedrolex.engines.gpu.ragged import Ragged
 from fedrolex.engines.gpu.stacked import Stacked
 from fedrolex.engines.gpu.waves import Waves, refuse_cpu
-from fedrolex.rounds.engine import Averaged, Engine
+from fedrolex.rounds import Averaged, Engine
 
 WAYS: tuple[type[Waves], ...] = (Ragged, Stacked, Lanes)
 """Ragged kernels for PreResNets; one stacked step where stacking pays; one captured step a client for everything."""
@@ -50,10 +47,8 @@ class Graph(Engine):
 
     def supports(self, work: RoundPlan) -> str | None:
         """What the last way, the most general one, cannot run, nobody can."""
-        why = None
         for way in self.ways:
-            why = way.supports(work)
-            if why is None:
+            if (why := way.supports(work)) is None:
                 return None
         return why
 

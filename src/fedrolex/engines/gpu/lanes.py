@@ -1,275 +1,117 @@
-"""A whole cohort at once on one GPU: every client's step is a CUDA graph, replayed on a stream of its own.
-
-Shapes depend on the widths alone, so a step is captured once for every (widths, place in the cohort) and serves all
-rounds: a round loads parameters, fills the data buffers, and replays. The graph counts its own batches; learning rate
-and label mask are tensors that the graph reads.
-"""
-
-from __future__ import annotations
+"""A whole cohort at once on one GPU: every client's step is a CUDA graph, replayed on a stream of its own."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from math import isfinite
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
-from fedrolex.clients.slot import Slot
-from fedrolex.clients.visit import Visit, random_draws, stream_seed, why_failed
-from fedrolex.core.streams import shuffle
-from fedrolex.engines.gpu.captured import captured
-from fedrolex.engines.gpu.waves import Waves
-from fedrolex.engines.visits import close_visit, open_visits, steps_of
-from fedrolex.rounds.engine import interrupted, out_of_memory, unknown_hooks
-from fedrolex.tasks.task import Examples
-
-Key = tuple[str, tuple[tuple[str, int], ...], int]
-"""Of a slot: network, widths, and place among the clients of these widths."""
+from fedrolex.clients import Failure, RoundPlan, Slot, Tensors, Visit, why_failed
+from fedrolex.engines.gpu.seats import Seated, Seats
+from fedrolex.engines.visits import Key, batch_sizes, order_of
+from fedrolex.rounds import interrupted, out_of_memory, unknown_hooks
 
 
-@dataclass
-class CapturedSlot:
-    """A slot with its data, its stream and its captured steps, used again in every round.
+class Lane(Seats):
+    """A place for one client, in a slot of its own."""
 
-    Attributes:
-        slot: the sub-model and the optimiser's memory.
-        tensors: the sub-model's parameters and buffers, by name.
-        x, y: inputs and targets of one epoch in the order of training, as many rows as there is room.
-        counter: the next batch, int64.
-        rate: learning rate of the round.
-        held: the client's classes, for the loss's mask.
-        total: sum of the losses of the round.
-        stream, draws: what the steps run on, and where their dropout draws from; None on a CPU.
-        steps: a captured step by its number of examples.
-        read: other tensors that the captured steps read: those tensors must live as long.
-    """
+    def __init__(self, visit: Visit, slot: Slot, stream: Any) -> None:
+        super().__init__(visit.plan, visit.examples, 1, slot.precision, stream)
+        self.slot, self.rate = slot, slot.parameters[0].detach().new_zeros(())
+        self.tensors = visit.network.axes.state(slot.module, visit.job.window)
 
-    slot: Slot
-    tensors: dict[str, Tensor]
-    x: Tensor
-    y: Tensor
-    counter: Tensor
-    rate: Tensor
-    held: Tensor
-    total: Tensor
-    stream: Any = None
-    draws: torch.Generator | None = None
-    steps: dict[int, Any] = field(default_factory=dict)
-    read: list[Tensor] = field(default_factory=list)
+    def begin(self, visits: Sequence[Visit]) -> None:
+        """The one client's."""
+        self.work.start(self.slot, visits[0])
 
-    def on_stream(self) -> AbstractContextManager[Any]:
-        """What runs inside runs on the slot's stream."""
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
+        """By the work's step in the slot, shape ``()``."""
+        held = self.held[0] if self.work.mask != "none" else None
+        return self.work.step(self.slot, x[0], y[0], self.task.loss, self.rate, held)
+
+    def trained(self, place: int) -> Tensors:
+        """The slot's."""
+        return self.tensors
+
+    def sizes(self) -> Tensor:
+        """The sum of the norms of all real tensors."""
+        norms = torch._foreach_norm([tensor for tensor in self.tensors.values() if tensor.is_floating_point()])
+        kinds = {norm.dtype for norm in norms}
+        sums = [torch.stack([norm for norm in norms if norm.dtype is kind]).double().sum() for kind in kinds]
+        return torch.stack(sums).sum()[None]
 
 
-@dataclass
-class Guest:
-    """A client of this round, the slot it is trained in, and the sizes of its batches, epoch by epoch."""
-
-    visit: Visit
-    place: CapturedSlot
-    sizes: list[list[int]]
-
-
-class Lanes(Waves):
+class Lanes(Seated):
     """Trains clients side by side, each in a captured slot of its own; runs any model and any loss."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._slots: dict[Key, CapturedSlot] = {}
 
     def supports(self, work: RoundPlan) -> str | None:
         """All but deadlines, and steps of one's own: a step may depend on what a captured step cannot see."""
-        if work.deadline is not None:
-            return interrupted(work)
-        return unknown_hooks(work.work)
+        return unknown_hooks(work.work) if work.deadline is None else interrupted(work)
 
-    def _holds(self) -> bool:
-        return bool(self._slots)
-
-    def _clear(self) -> None:
-        self._slots.clear()
-
-    def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> list[Upload | Failure]:
-        visits, failures = open_visits(plan, jobs, self._spare(plan))
-        guests, taken = [], Counter[object]()
+    def _seated(self, plan: RoundPlan, visits: Sequence[Visit], failures: dict[Key, Failure]) -> list[Seats]:
+        """Every client in the next free lane of its widths, the widest first: their steps are launched first."""
+        seated, taken = [], Counter[object]()
         for visit in visits:
+            widths = (visit.job.network, plan.widths(visit.job))
             try:
-                guests.append(self._seated(visit, taken))
+                lane = self._seats([visit], 1, taken[widths])
+                for size in set(batch_sizes(visit, 0)):
+                    lane.step(size)
+                seated.append(lane)
+                taken[widths] += 1
             except Exception as failure:
                 if out_of_memory(failure):
                     raise
                 failures[visit.job.key] = Failure(visit.job, why_failed(failure))
-        self._load(plan, guests)
-        self._train(plan, guests)
-        if len(jobs) == len(plan.jobs):
-            self._get_ready(plan)
-        answers = {**failures, **self._answers(guests)}
-        return [answers[job.key] for job in jobs]
+        return sorted(seated, key=lambda lane: -sum(tensor.numel() for tensor in lane.tensors.values()))
 
-    def _answers(self, guests: Sequence[Guest]) -> dict[tuple[int, str], Upload | Failure]:
-        """Every client's answer; the device is asked once for all losses, and for norms that say what is finite."""
-        told = [torch.stack([guest.place.total.double(), _size(guest.place.tensors)]) for guest in guests]
-        answers = {}
-        for guest, (total, size) in zip(guests, torch.stack(told).tolist() if told else (), strict=True):
-            visit = guest.visit
-            visit.steps = sum(map(len, guest.sizes))
-            visit.loss = total / visit.steps
-            visit.trained = guest.place.tensors
-            answers[visit.job.key] = close_visit(visit, True if isfinite(size) else None)
-        return answers
-
-    # --- before training ---
-
-    def _spare(self, plan: RoundPlan) -> Callable[[Job], nn.Module]:
-        """Gives a module of a job's widths for hooks to try things with; one for all clients of these widths."""
-        made: dict[object, nn.Module] = {}
-
-        def spare(job: Job) -> nn.Module:
-            key, network = (job.network, plan.widths(job)), plan.networks[job.network]
-            if key not in made:
-                made[key] = network.axes.cut(network.module, job.window)
-            return made[key]
-
-        return spare
-
-    def _seated(self, visit: Visit, taken: Counter[object]) -> Guest:
-        """A client in the next free slot of its widths, with steps captured for the sizes of its batches."""
-        plan, job = visit.plan, visit.job
-        widths = (job.network, plan.widths(job))
-        place = self._slot(plan, job, (*widths, taken[widths]), visit.examples)
-        guest = Guest(visit, place, batch_sizes(visit))
-        for size in {size for sizes in guest.sizes for size in sizes}:
-            if size not in place.steps:
-                place.steps[size] = self._captured(plan, guest, size)
-        taken[widths] += 1
-        return guest
-
-    def _slot(self, plan: RoundPlan, job: Job, key: Key, data: Examples) -> CapturedSlot:
-        """The slot of a key, with room for a client's examples."""
-        found = self._slots.get(key)
-        if found is not None and len(found.y) >= len(data):
-            return found
-        number = list(self._slots).index(key) if found is not None else len(self._slots)
-        network, device = plan.networks[job.network], data.y.device
-        module = network.axes.cut(network.module, job.window)
-        if device.type == "cuda":
+    def _made(self, visits: Sequence[Visit], places: int, stream: Any) -> Seats:
+        network, visit = visits[0].network, visits[0]
+        module = network.axes.cut(network.module, visit.job.window)
+        if visit.examples.y.device.type == "cuda":
             module = module.to(memory_format=torch.channels_last)
-        slot = Slot(module, self.precision)
-        room = -(-len(data) // plan.work.batch) * plan.work.batch
-        example = plan.task.inputs(data.x[:1])
-        self._slots[key] = CapturedSlot(
-            slot,
-            network.axes.state(module, job.window),
-            x=example.new_zeros((room, *example.shape[1:])),
-            y=data.y.new_zeros((room, *data.y.shape[1:])),
-            counter=torch.zeros((), dtype=torch.int64, device=device),
-            rate=slot.parameters[0].detach().new_zeros(()),
-            held=torch.ones(plan.task.classes, dtype=torch.bool, device=device),
-            total=torch.zeros((), device=device),
-            stream=self._stream(number),
-            draws=torch.Generator(device) if device.type == "cuda" else None,
-        )
-        return self._slots[key]
+        lane = Lane(visit, Slot(module, self.precision), stream)
+        lane.begin(visits)  # makes what the steps will read
+        return lane
 
-    def _captured(self, plan: RoundPlan, guest: Guest, size: int) -> Any:
-        """One step on the next ``size`` examples: a graph, or on a CPU the function itself."""
-        work, task, place = plan.work, plan.task, guest.place
-        within = torch.arange(size, device=place.y.device)
-        work.start(place.slot, guest.visit)  # makes what the step will read
-
-        def step() -> None:
-            rows = place.counter * work.batch + within
-            x, y = place.x.index_select(0, rows), place.y.index_select(0, rows)
-            held = place.held if work.mask != "none" else None
-            place.total.add_(work.step(place.slot, x, y, task.loss, place.rate, held))
-            place.counter.add_(1)
-
-        place.read.append(within)
-        return captured(step, place.counter.zero_, place.stream, self.precision, place.draws)
-
-    def _load(self, plan: RoundPlan, guests: Sequence[Guest]) -> None:
-        """What every client starts from into its slot; clients of one source copy it from the first of them."""
+    def _load(self, plan: RoundPlan, seats: Sequence[Seats]) -> None:
+        """Clients of one source copy it from the first of them."""
         first: dict[object, dict[str, Tensor]] = {}
-        for guest in guests:
-            visit, place, work = guest.visit, guest.place, plan.work
-            own = place.tensors
+        for lane in seats:
+            visit, own = lane.visits[0], lane.tensors
             source = visit.received if "received" in vars(visit) else first.setdefault(visit.job.source, own)
             if source is own:
                 plan.axes(visit.job).take(plan.whole(visit.job), visit.job.window, out=own)
             else:
                 torch._foreach_copy_(list(own.values()), [source[name] for name in own])
-            work.start(place.slot, visit)
-            place.total.zero_()
-            place.rate.fill_(work.rate(plan.round))
-            held = visit.held(work.mask)
-            if held is not None:
-                place.held.copy_(held)
-            if place.draws is not None:
-                place.draws.manual_seed(stream_seed(plan, visit.job))
+            lane.start(plan)
 
-    # --- training ---
+    def _fill(self, plan: RoundPlan, seats: Sequence[Seats], epoch: int) -> None:
+        """Inputs are augmented for the whole cohort in one go."""
+        xs, draws = [], []
+        for lane in seats:
+            visit = lane.visits[0]
+            data = visit.examples
+            order, drawn = order_of(plan, len(data), plan.round, visit.job.client, epoch)
+            order = order.to(data.y.device, non_blocking=True)
+            xs.append(data.x[order])
+            draws += [] if drawn is None else [drawn]
+            lane.y[0, : len(order)] = data.y[order]
+            lane.counter.zero_()
+            lane.queue = [lane.step(size) for size in batch_sizes(visit, epoch)]
+        if not xs:
+            return
+        drawn = torch.cat(draws).to(xs[0].device, non_blocking=True) if draws else None
+        inputs = plan.task.inputs(torch.cat(xs), drawn).split([len(x) for x in xs])
+        for lane, x in zip(seats, inputs, strict=True):
+            lane.x[0, : len(x)] = x
 
-    def _train(self, plan: RoundPlan, guests: Sequence[Guest]) -> None:
-        """All epochs; the widest clients' steps are launched first."""
-        widest = sorted(guests, key=lambda guest: -sum(p.numel() for p in guest.place.slot.parameters))
-        streams = {guest.place.stream for guest in guests if guest.place.stream is not None}
-        for epoch in range(plan.work.epochs):
-            self._fill(plan, guests, epoch)
-            for stream in streams:
-                stream.wait_stream(torch.cuda.current_stream())
-            for number in range(max((len(guest.sizes[epoch]) for guest in guests), default=0)):
-                for guest in widest:
-                    if number < len(guest.sizes[epoch]):
-                        with guest.place.on_stream():
-                            guest.place.steps[guest.sizes[epoch][number]]()
-            for stream in streams:
-                torch.cuda.current_stream().wait_stream(stream)
-
-    @staticmethod
-    def _get_ready(plan: RoundPlan) -> None:
-        """While the device is at work: where the answers belong, and where the next round's parts lie."""
+    def _get_ready(self, plan: RoundPlan) -> None:
+        """Where the answers belong, and where the next round's parts lie."""
         windows = {(job.network, job.window): None for job in (*plan.jobs, *plan.upcoming())}
         for network, window in windows:
             axes = plan.networks[network].axes
             for name in axes.tensors:
                 axes.region(name, window)
                 axes.region(name, window, counts=True)
-
-    def _fill(self, plan: RoundPlan, guests: Sequence[Guest], epoch: int) -> None:
-        """The epoch's inputs into the slots, augmented for the whole cohort in one go."""
-        task, xs, draws = plan.task, [], []
-        for guest in guests:
-            data, key = guest.visit.examples, (plan.round, guest.visit.job.client, epoch)
-            order = torch.from_numpy(shuffle(len(data), plan.seed, "batches", *key))
-            if task.random_inputs:
-                draws.append(random_draws(len(data), plan.seed, *key)[order])
-            order = order.to(data.y.device, non_blocking=True)
-            xs.append(data.x[order])
-            guest.place.y[: len(order)] = data.y[order]
-            guest.place.counter.zero_()
-        if not guests:
-            return
-        drawn = torch.cat(draws).to(xs[0].device, non_blocking=True) if draws else None
-        inputs = task.inputs(torch.cat(xs), drawn).split([len(x) for x in xs])
-        for guest, x in zip(guests, inputs, strict=True):
-            guest.place.x[: len(x)] = x
-
-
-def batch_sizes(visit: Visit) -> list[list[int]]:
-    """The sizes of a client's batches, epoch by epoch; a straggler's end where its part of the steps ends."""
-    work, steps = visit.plan.work, steps_of(visit)
-    full, rest = divmod(len(visit.examples), work.batch)
-    epoch = [work.batch] * full + [rest] * (rest > 0)
-    return [epoch[: max(0, steps - done * len(epoch))] for done in range(work.epochs)]
-
-
-def _size(tensors: Mapping[str, Tensor]) -> Tensor:
-    """The sum of the norms of all real tensors, float64 ``()``: finite if all values are, up to overflow."""
-    norms = torch._foreach_norm([tensor for tensor in tensors.values() if tensor.is_floating_point()])
-    kinds = {norm.dtype for norm in norms}
-    return torch.stack([torch.stack([n for n in norms if n.dtype is kind]).double().sum() for kind in kinds]).sum()

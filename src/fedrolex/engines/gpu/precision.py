@@ -1,7 +1,5 @@
 """Switches of the libraries underneath: TensorFloat-32, and results that are the same every time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -6,8 +6,6 @@ Warming up and capturing also change settings of the whole process. So there are
 it from :data:`STREAMS`. Whoever captures is alone at the :data:`GATE`, which every run passes while it works.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator

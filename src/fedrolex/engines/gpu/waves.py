@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
-from fedrolex.clients.slot import Precision
-from fedrolex.core.errors import FedrolexError
+from fedrolex.clients import Failure, Job, RoundPlan, Upload
+from fedrolex.core import FedrolexError
 from fedrolex.engines.gpu.sharing import GATE, POOL, STREAMS
-from fedrolex.rounds.engine import Engine, out_of_memory
+from fedrolex.rounds import Engine, out_of_memory
 
 
 class Waves(Engine):
@@ -23,14 +22,10 @@ class Waves(Engine):
     What was captured for the clients of a wave is kept for later rounds. Where memory runs out, what is kept is
     given back; if nothing was kept, waves get smaller.
 
-    A subclass says how a wave is trained (:meth:`_wave`), whether it keeps anything on the device (:meth:`_holds`), and
-    how to drop what it keeps (:meth:`_clear`). Captured steps run on streams from :meth:`_stream`.
-
     Args:
-        precision: of the products of the forward and backward pass.
-        device: a CUDA device.
         most: clients of a wave.
         rehearsed: take a CPU, too, where the same steps run without graphs and streams: for tests.
+        options: precision and device of an :class:`~fedrolex.rounds.Engine`.
 
     Attributes:
         neighbours: engines of the same run that keep things on the device: they give back what they keep together with
@@ -39,15 +34,8 @@ class Waves(Engine):
 
     shares_process = True
 
-    def __init__(
-        self,
-        *,
-        precision: Precision = "fp32",
-        device: torch.device | None = None,
-        most: int = 256,
-        rehearsed: bool = False,
-    ) -> None:
-        super().__init__(precision=precision, device=device)
+    def __init__(self, *, most: int = 256, rehearsed: bool = False, **options: Any) -> None:
+        super().__init__(**options)
         if not rehearsed:
             refuse_cpu(self)
         self.most = most
@@ -55,9 +43,7 @@ class Waves(Engine):
         self._allocated = 0
         self._made_for: tuple[object, ...] = ()
         self._streams: list[Any] = []
-        weakref.finalize(self, _give_back, self._streams)
-
-    # --- what a subclass says ---
+        weakref.finalize(self, lambda streams: STREAMS.give_back(*streams), self._streams)
 
     @abstractmethod
     def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> list[Upload | Failure]:
@@ -70,8 +56,6 @@ class Waves(Engine):
     @abstractmethod
     def _clear(self) -> None:
         """Drop what is kept on the device; the next round makes it anew."""
-
-    # --- a round ---
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""
@@ -164,7 +148,3 @@ def refuse_cpu(engine: Engine) -> None:
     if engine.device.type != "cuda":
         name = getattr(type(engine), "name", type(engine).__name__.lower())
         raise FedrolexError(f"engine {name} needs a CUDA device: use auto, loop or crew on a CPU")
-
-
-def _give_back(streams: list[Any]) -> None:
-    STREAMS.give_back(*streams)

@@ -1,9 +1,6 @@
 """Where a cohort's tensors lie: one client's part after the other in common buffers, channels last and padded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -105,66 +102,36 @@ def _stored(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape[:-1], padded(shape[-1]))
 
 
-@dataclass
 class Values:
     """What a layer gives for a batch of every client, what norm and ReLU make of it, and the gradients.
 
-    Attributes:
+    Args:
+        batch: images of a step.
         side: height and width.
         channels: of each client, padded.
-        begins: where a client's part of the four begins; pixel by pixel, channels last.
+        chunks: most parts that ``moments`` and ``sums`` are taken of.
+        low: the precision of images.
+        device: of all.
+
+    Attributes:
+        begins: where a client's part of the next four begins; pixel by pixel, channels last.
         value, active: before and after norm and ReLU.
         back, gradient: the gradient of the norm's output and of ``value``.
-        chunks: most parts that ``moments`` and ``sums`` are taken of.
         moments, sums: what the norm and its way back add up chunk by chunk, ``(2, chunks, channels)`` a client.
         statistics, totals: mean and 1 / deviation, and the sums over all chunks, ``(2, channels)`` a client.
         places, moments_begin: where a client's part of the last two, and of the two before, begins.
         described: whether ``statistics`` are there before the norm is taken.
     """
 
-    side: int
-    channels: list[int]
-    begins: list[int]
-    value: Tensor
-    active: Tensor
-    back: Tensor
-    gradient: Tensor
-    chunks: int
-    moments: Tensor
-    sums: Tensor
-    statistics: Tensor
-    totals: Tensor
-    places: list[int]
-    moments_begin: list[int]
-    described: bool = False
-
-    @staticmethod
-    def of(
-        batch: int, side: int, channels: Sequence[int], chunks: int, low: torch.dtype, device: torch.device
-    ) -> Values:
-        """Empty, for these channels."""
-        starts = begins([batch * side * side * c for c in channels])
-        places = begins([2 * c for c in channels])
-
-        def images() -> Tensor:
-            return torch.zeros(starts[-1], dtype=low, device=device)
-
-        def sums() -> Tensor:
-            return torch.zeros(chunks * places[-1], device=device)
-
-        return Values(
-            side=side,
-            channels=list(channels),
-            begins=starts[:-1],
-            value=images(),
-            active=images(),
-            back=images(),
-            gradient=images(),
-            chunks=chunks,
-            moments=sums(),
-            sums=sums(),
-            statistics=torch.zeros(places[-1], device=device),
-            totals=torch.zeros(places[-1], device=device),
-            places=places[:-1],
-            moments_begin=[chunks * place for place in places[:-1]],
+    def __init__(
+        self, batch: int, side: int, channels: Sequence[int], chunks: int, low: torch.dtype, device: torch.device
+    ) -> None:
+        *self.begins, pixels = begins([batch * side * side * c for c in channels])
+        *self.places, size = begins([2 * c for c in channels])
+        self.side, self.channels, self.chunks, self.described = side, list(channels), chunks, False
+        self.moments_begin = [chunks * place for place in self.places]
+        self.value, self.active, self.back, self.gradient = (
+            torch.zeros(pixels, dtype=low, device=device) for _ in range(4)
         )
+        self.moments, self.sums = (torch.zeros(chunks * size, device=device) for _ in range(2))
+        self.statistics, self.totals = (torch.zeros(size, device=device) for _ in range(2))

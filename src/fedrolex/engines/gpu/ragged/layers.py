@@ -1,22 +1,21 @@
 """Launches of a cohort's layers: convolutions, norms with ReLU, their gradients, and the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedrolex.clients.slot import Precision
+from fedrolex.clients import Precision
 from fedrolex.engines.gpu.ragged import convolution_kernels, norm_kernels, step_kernels, tilings
 from fedrolex.engines.gpu.ragged.buffers import Parameters, Values, begins, padded
 from fedrolex.engines.gpu.ragged.tables import Parts, align, column_tiles, table, tiles, weight_tiles
 from fedrolex.engines.gpu.ragged.tilings import Tiling, power
-from fedrolex.models.preresnet import PreResNet
-from fedrolex.tasks.masking import Mask
+from fedrolex.models import PreResNet
+from fedrolex.tasks import Mask
 
 MASKS: dict[Mask, int] = {"none": 0, "zero": 1, "neg_inf": 2}
 COLUMNS = 16  # channels that a program adds up
@@ -67,10 +66,11 @@ class Layers:
         self._share = share
         self._epsilon: float = model.norm.eps  # type: ignore[assignment]
         self._parts_size = self._weight_parts_size = 0
+        self.parts = torch.zeros(0, device=self.device)
 
     def allocate(self) -> None:
         """Make room for everything that is made in parts, once all launches are known."""
-        self.parts = torch.zeros(self._parts_size, device=self.device)
+        self.parts.resize_(self._parts_size).zero_()
         self.weight_parts = torch.zeros(max(1, self._weight_parts_size), device=self.device)
         self.squares = torch.zeros(self.clients, max(self.squares_used), device=self.device)
 
@@ -84,7 +84,7 @@ class Layers:
     def values(self, side: int, channels: Sequence[int]) -> Values:
         """Room for what a layer gives."""
         chunks = max(tilings.CHUNKS, -(-self.batch * side**2 // tilings.FEWEST))
-        return Values.of(self.batch, side, channels, chunks, self.low, self.device)
+        return Values(self.batch, side, channels, chunks, self.low, self.device)
 
     # --- forward ---
 
@@ -95,21 +95,19 @@ class Layers:
         shapes = self._shapes(convolutions, out)
         if len(shapes) == 1 and shapes[0].parts == 1:
             out.described = True
-            return [self._whole(*convolutions[0], out, shapes[0], residual), self._describe(out, shapes[0].rows)]
+            whole = self._product(*convolutions[0], out, shapes[0], None, back=False, residual=residual)
+            return [whole, self._describe(out, shapes[0].rows)]
         launches, parts = self._products(convolutions, shapes, out, back=False)
         rows = self._table(parts.begins, out.begins, out.moments_begin, out.channels, parts.apart)
         shape = tilings.pixels(self._pixels(out), out.channels, self._share)
         blocks = self._tiles(out, shape.chunk, shape.columns)
-
-        def finish() -> None:
-            self.launch(
-                norm_kernels.finish, (len(blocks),),
-                self.parts, (residual or out).value, out.value, out.moments, rows, blocks, self.counts,
-                out.side**2, shape.chunk // shape.rows, out.chunks,
-                PARTS=parts.count, RESIDUAL=residual is not None, ROWS=shape.rows, COLS=shape.columns,
-                ALIGN=align(out.channels),
-            )  # fmt: skip
-
+        finish = partial(
+            self.launch, norm_kernels.finish, (len(blocks),),
+            self.parts, (residual or out).value, out.value, out.moments, rows, blocks, self.counts,
+            out.side**2, shape.chunk // shape.rows, out.chunks,
+            PARTS=parts.count, RESIDUAL=residual is not None, ROWS=shape.rows, COLS=shape.columns,
+            ALIGN=align(out.channels),
+        )  # fmt: skip
         return [*launches, finish]
 
     def activate(self, norm: str, x: Values) -> Launch:
@@ -117,17 +115,13 @@ class Layers:
         rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
         shape = tilings.pixels(self._pixels(x), x.channels, self._share)
         blocks = self._tiles(x, shape.block, shape.columns)
-
-        def launch() -> None:
-            self.launch(
-                norm_kernels.activate, (len(blocks),),
-                x.value, x.moments, self.parameters.values, x.active, x.statistics, rows, blocks, self.counts,
-                x.side**2, shape.chunk, x.chunks, self._epsilon,
-                READY=x.described, CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
-                ALIGN=align(x.channels),
-            )  # fmt: skip
-
-        return launch
+        return partial(
+            self.launch, norm_kernels.activate, (len(blocks),),
+            x.value, x.moments, self.parameters.values, x.active, x.statistics, rows, blocks, self.counts,
+            x.side**2, shape.chunk, x.chunks, self._epsilon,
+            READY=x.described, CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
+            ALIGN=align(x.channels),
+        )  # fmt: skip
 
     def judge(self, x: Values, mask: Mask, targets: Tensor, held: Tensor, totals: Tensor) -> list[Launch]:
         """Scores, losses and their gradients.
@@ -146,23 +140,18 @@ class Layers:
         rows = self._table(x.begins, *head, places[:-1], x.channels)
         classes, columns = held.shape[1], min(64, max(16, power(max(x.channels))))
         blocks = self._tiles(x, 16 * x.side**2, columns)
-
-        def pool() -> None:
-            self.launch(
-                step_kernels.pool, (len(blocks),),
-                x.active, self._pooled, rows, blocks, self.counts,
-                AREA=x.side**2, ROWS=16, COLS=columns, ALIGN=align(x.channels),
-            )  # fmt: skip
-
-        def judge() -> None:
-            self.launch(
-                step_kernels.judge, (self.clients,),
-                self.parameters.values, self.parameters.gradients, self._pooled, targets, held,
-                totals, rows, self.counts, self.batch, classes,
-                MASK=MASKS[mask], ROWS=max(16, power(self.batch)), CLASSES=max(16, power(classes)),
-                COLS=columns, ALIGN=align(x.channels), PRECISION=self.dots,
-            )  # fmt: skip
-
+        pool = partial(
+            self.launch, step_kernels.pool, (len(blocks),),
+            x.active, self._pooled, rows, blocks, self.counts,
+            AREA=x.side**2, ROWS=16, COLS=columns, ALIGN=align(x.channels),
+        )  # fmt: skip
+        judge = partial(
+            self.launch, step_kernels.judge, (self.clients,),
+            self.parameters.values, self.parameters.gradients, self._pooled, targets, held,
+            totals, rows, self.counts, self.batch, classes,
+            MASK=MASKS[mask], ROWS=max(16, power(self.batch)), CLASSES=max(16, power(classes)),
+            COLS=columns, ALIGN=align(x.channels), PRECISION=self.dots,
+        )  # fmt: skip
         return [pool, judge]
 
     # --- backward ---
@@ -171,8 +160,8 @@ class Layers:
         """From the gradients of convolutions' results to that of ``x``, through the norm they share."""
         shapes = self._shapes(convolutions, x)
         if len(shapes) == 1 and shapes[0].parts == 1:
-            first = [self._whole_back(*convolutions[0], x, shapes[0]), self._total(norm, x, shapes[0].rows)]
-            return [*first, self.unnorm(norm, x, residual, ready=True)]
+            whole = self._product(*convolutions[0], x, shapes[0], None, back=True)
+            return [whole, self._total(norm, x, shapes[0].rows), self.unnorm(norm, x, residual, ready=True)]
         launches, parts = self._products(convolutions, shapes, x, back=True)
         return [*launches, self.deactivate(x, parts), self.unnorm(norm, x, residual)]
 
@@ -182,33 +171,25 @@ class Layers:
         rows = self._table(begin, x.begins, x.moments_begin, x.places, x.channels, apart)
         shape = tilings.pixels(self._pixels(x), x.channels, self._share)
         blocks = self._tiles(x, shape.chunk, shape.columns)
-
-        def launch() -> None:
-            self.launch(
-                norm_kernels.deactivate, (len(blocks),),
-                self._pooled if parts is None else self.parts, x.value, x.active, x.statistics, x.back, x.sums,
-                rows, blocks, self.counts, x.side**2, shape.chunk // shape.rows, x.chunks,
-                PARTS=count, POOLED=parts is None, ROWS=shape.rows, COLS=shape.columns, ALIGN=align(x.channels),
-            )  # fmt: skip
-
-        return launch
+        return partial(
+            self.launch, norm_kernels.deactivate, (len(blocks),),
+            self._pooled if parts is None else self.parts, x.value, x.active, x.statistics, x.back, x.sums,
+            rows, blocks, self.counts, x.side**2, shape.chunk // shape.rows, x.chunks,
+            PARTS=count, POOLED=parts is None, ROWS=shape.rows, COLS=shape.columns, ALIGN=align(x.channels),
+        )  # fmt: skip
 
     def unnorm(self, norm: str, x: Values, residual: Values | None, ready: bool = False) -> Launch:
         """Back through the norm."""
         rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
         shape = tilings.pixels(self._pixels(x), x.channels, self._share)
         blocks = self._tiles(x, shape.block, shape.columns)
-
-        def launch() -> None:
-            self.launch(
-                norm_kernels.unnorm, (len(blocks),),
-                x.back, x.value, x.statistics, x.sums, x.totals, self.parameters.values, (residual or x).gradient,
-                x.gradient, self.parameters.gradients, rows, blocks, self.counts, x.side**2, shape.chunk, x.chunks,
-                READY=ready, RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.block,
-                COLS=shape.columns, ALIGN=align(x.channels),
-            )  # fmt: skip
-
-        return launch
+        return partial(
+            self.launch, norm_kernels.unnorm, (len(blocks),),
+            x.back, x.value, x.statistics, x.sums, x.totals, self.parameters.values, (residual or x).gradient,
+            x.gradient, self.parameters.gradients, rows, blocks, self.counts, x.side**2, shape.chunk, x.chunks,
+            READY=ready, RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.block,
+            COLS=shape.columns, ALIGN=align(x.channels),
+        )  # fmt: skip
 
     def weigh(self, name: str, x: Values, out: Values) -> Launch:
         """The gradient of a convolution's filter."""
@@ -225,20 +206,16 @@ class Layers:
         taps = side**2 // shape.taps
         blocks = weight_tiles(self.device, x.channels, out.channels, taps, shape, self.squares_used)
         span = padded(-(-self._pixels(out) // shape.parts), shape.depth)
-
-        def launch() -> None:
-            self.launch(
-                convolution_kernels.weigh, (len(blocks), shape.parts),
-                x.active, out.gradient, self.weight_parts if shape.parts > 1 else self.parameters.gradients,
-                self.squares, rows, blocks, self.counts, self.squares.shape[1],
-                x.side, x.side, out.side, out.side, span,
-                SIDE=side, STRIDE=stride, TAPS=shape.taps, ALIGN=align(x.channels + out.channels),
-                WHOLE=shape.parts == 1,
-                ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth, PRECISION=self.dots,
-                num_warps=shape.warps, num_stages=shape.stages,
-            )  # fmt: skip
-
-        return launch
+        return lambda: self.launch(
+            convolution_kernels.weigh, (len(blocks), shape.parts),
+            x.active, out.gradient, self.weight_parts if shape.parts > 1 else self.parameters.gradients,
+            self.squares, rows, blocks, self.counts, self.squares.shape[1],
+            x.side, x.side, out.side, out.side, span,
+            SIDE=side, STRIDE=stride, TAPS=shape.taps, ALIGN=align(x.channels + out.channels),
+            WHOLE=shape.parts == 1,
+            ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth, PRECISION=self.dots,
+            num_warps=shape.warps, num_stages=shape.stages,
+        )  # fmt: skip
 
     # --- products, and what is added up of them ---
 
@@ -252,20 +229,9 @@ class Layers:
         launches: list[Launch] = []
         done = 0
         for (name, x), shape in zip(convolutions, shapes, strict=True):
-            where = (parts.at(done), x.channels, out.channels, parts.apart)
-            launches.append(self._product(name, x, out, shape, where, back=back))
+            launches.append(self._product(name, x, out, shape, (parts.at(done), parts.apart), back=back))
             done += shape.parts
         return launches, parts
-
-    def _whole(self, name: str, x: Values, out: Values, shape: Tiling, residual: Values | None) -> Launch:
-        """A convolution with all that :func:`norm_kernels.finish` does."""
-        where = (out.begins, x.channels, out.channels, [0] * self.clients, out.moments_begin)
-        return self._product(name, x, out, shape, where, back=False, whole=True, residual=residual)
-
-    def _whole_back(self, name: str, y: Values, x: Values, shape: Tiling) -> Launch:
-        """The way back through a convolution with all that :func:`norm_kernels.deactivate` does."""
-        where = (x.begins, y.channels, x.channels, [0] * self.clients, x.moments_begin, x.places)
-        return self._product(name, y, x, shape, where, back=True, whole=True)
 
     def _product(
         self,
@@ -273,58 +239,52 @@ class Layers:
         x: Values,
         out: Values,
         shape: Tiling,
-        where: tuple[list[int], ...],
+        parts: tuple[list[int], list[int]] | None,
         *,
         back: bool,
-        whole: bool = False,
         residual: Values | None = None,
     ) -> Launch:
-        rows = self._table(x.begins, self.parameters.begins(f"{name}.weight"), *where)
+        """A convolution whose ``parts`` begin and are apart so far.
+
+        Without ``parts``, the whole, with all that :func:`norm_kernels.finish` or, going back, ``deactivate`` does.
+        """
+        begin, apart = parts or (out.begins, [0] * self.clients)
+        sums = [] if parts else [out.moments_begin, out.places] if back else [out.moments_begin]
+        weights = self.parameters.begins(f"{name}.weight")
+        rows = self._table(x.begins, weights, begin, x.channels, out.channels, apart, *sums)
         blocks = self._tiles(out, shape.rows, shape.columns)
-        images = x.gradient if back else x.active
+        images, whole = x.gradient if back else x.active, parts is None
         side, stride = self._side(name), self._stride(name)
-
-        def launch() -> None:
-            self.launch(
-                convolution_kernels.convolve, (len(blocks), shape.parts),
-                images, self.parameters.lowered, (out.back if back else out.value) if whole else self.parts,
-                (residual or out).value, out.value, out.active, out.statistics, out.sums if back else out.moments,
-                rows, blocks, self.counts, x.side, x.side, out.side, out.side, out.chunks,
-                SIDE=side, STRIDE=stride, BACK=back, TAPS=side**2 // shape.parts, WHOLE=whole,
-                RESIDUAL=residual is not None, ALIGN=align(x.channels + out.channels),
-                ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth,
-                PRECISION=self.dots, num_warps=shape.warps, num_stages=shape.stages,
-            )  # fmt: skip
-
-        return launch
+        return partial(
+            self.launch, convolution_kernels.convolve, (len(blocks), shape.parts),
+            images, self.parameters.lowered, (out.back if back else out.value) if whole else self.parts,
+            (residual or out).value, out.value, out.active, out.statistics, out.sums if back else out.moments,
+            rows, blocks, self.counts, x.side, x.side, out.side, out.side, out.chunks,
+            SIDE=side, STRIDE=stride, BACK=back, TAPS=side**2 // shape.parts, WHOLE=whole,
+            RESIDUAL=residual is not None, ALIGN=align(x.channels + out.channels),
+            ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth,
+            PRECISION=self.dots, num_warps=shape.warps, num_stages=shape.stages,
+        )  # fmt: skip
 
     def _describe(self, x: Values, length: int) -> Launch:
         """Statistics of values whose moments were taken of chunks of a length."""
         rows = self._table(x.begins, x.moments_begin, x.begins, x.begins, x.places, x.channels)
         blocks = column_tiles(self.device, x, COLUMNS)
-
-        def launch() -> None:
-            self.launch(
-                norm_kernels.describe, (len(blocks),),
-                x.moments, x.statistics, rows, blocks, self.counts, x.side**2, length, x.chunks, self._epsilon,
-                CHUNKS=tilings.CHUNKS, COLS=COLUMNS,
-            )  # fmt: skip
-
-        return launch
+        return partial(
+            self.launch, norm_kernels.describe, (len(blocks),),
+            x.moments, x.statistics, rows, blocks, self.counts, x.side**2, length, x.chunks, self._epsilon,
+            CHUNKS=tilings.CHUNKS, COLS=COLUMNS,
+        )  # fmt: skip
 
     def _total(self, norm: str, x: Values, length: int) -> Launch:
         """Sums over all chunks of a length."""
         rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
         blocks = column_tiles(self.device, x, COLUMNS)
-
-        def launch() -> None:
-            self.launch(
-                norm_kernels.total, (len(blocks),),
-                x.sums, x.totals, self.parameters.gradients, rows, blocks, self.counts, x.side**2, length, x.chunks,
-                CHUNKS=tilings.CHUNKS, COLS=COLUMNS,
-            )  # fmt: skip
-
-        return launch
+        return partial(
+            self.launch, norm_kernels.total, (len(blocks),),
+            x.sums, x.totals, self.parameters.gradients, rows, blocks, self.counts, x.side**2, length, x.chunks,
+            CHUNKS=tilings.CHUNKS, COLS=COLUMNS,
+        )  # fmt: skip
 
     # --- sizes ---
 
