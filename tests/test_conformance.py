@@ -70,7 +70,7 @@ BASE = [
 ROUNDS = {"dsfl": 2, "families, dsfl": 2, "scaffold": 2}  # where the second round is another one than the first
 
 
-def training(device: str, engine: str, settings: Sequence[str], base: Sequence[str] = BASE) -> Training:
+def training(device: Any, engine: str, settings: Sequence[str], base: Sequence[str] = BASE) -> Training:
     """A run; skips the test where its engine is not one for the device."""
     try:
         return prepare(Recipe(device=device).with_settings([*base, *settings, f"engine={engine}"]))
@@ -118,7 +118,7 @@ def alike(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) ->
 
 
 @cache
-def by_loop(device: str, method: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def by_loop(device: Any, method: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The reference: how far ``loop`` moves every tensor, and the metrics of its next round."""
     made = training(device, "loop", METHODS[method])
     return changes(made, ROUNDS.get(method, 1)), made.run_round()
@@ -127,7 +127,7 @@ def by_loop(device: str, method: str) -> tuple[dict[str, Tensor], dict[str, Any]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
-def test_updates_and_metrics_are_the_same(method: str, engine: str, device: str) -> None:
+def test_updates_and_metrics_are_the_same(method: str, engine: str, device: Any) -> None:
     """Metrics, too: they do not depend on whether answers are folded one by one or window by window."""
     made = willing(training(device, engine, METHODS[method]))
     wanted, row = by_loop(device, method)
@@ -155,7 +155,7 @@ def test_every_method_is_here() -> None:
 
 
 @pytest.mark.parametrize(("engine", "device"), [("crew", "cpu"), pytest.param("lanes", *CUDA.values, marks=CUDA.marks)])
-def test_only_steps_of_their_own_are_left_to_loop(engine: str, device: str) -> None:
+def test_only_steps_of_their_own_are_left_to_loop(engine: str, device: Any) -> None:
     """An engine refuses nothing else, says why, and the run gives the bits of ``loop``."""
     refused = {}
     for method in ("fedrolex", "scaffold", "scaffold I", "dsfl", "fjord", "fedgkt"):
@@ -188,13 +188,13 @@ def doubled(made: Training) -> Training:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_in_double_precision_it_is_the_same_to_nine_digits(engine: str, device: str) -> None:
+def test_in_double_precision_it_is_the_same_to_nine_digits(engine: str, device: Any) -> None:
     made = willing(doubled(training(device, engine, ["method=fedrolex"])))
     wanted = changes(doubled(training(device, "loop", ["method=fedrolex"])), 2)
     alike(wanted, changes(made, 2), 1e-9)
 
 
-def alike_in_one_seed(device: str, engine: str, settings: list[str], tolerance: float, most: float) -> None:
+def alike_in_one_seed(device: Any, engine: str, settings: list[str], tolerance: float, most: float) -> None:
     """Every tensor's update agrees with that of ``loop`` in one of three seeds, and roughly in all; on a CPU, in one.
 
     For deep networks in float32 on a GPU, whose sums are other ones: a unit that just fires on one engine and just does
@@ -215,7 +215,7 @@ def alike_in_one_seed(device: str, engine: str, settings: list[str], tolerance: 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_two_epochs_momentum_and_a_falling_rate(engine: str, device: str) -> None:
+def test_two_epochs_momentum_and_a_falling_rate(engine: str, device: Any) -> None:
     settings = [
         "client.batch=20", "task.partition=iid", "client.epochs=2", "client.lr=0.02", "client.milestones=[1]",
         "task.model=preresnet18", "task.limit=300",
@@ -225,7 +225,7 @@ def test_two_epochs_momentum_and_a_falling_rate(engine: str, device: str) -> Non
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_round_again_gives_the_same_bits(engine: str, device: str) -> None:
+def test_a_round_again_gives_the_same_bits(engine: str, device: Any) -> None:
     """In the deterministic mode; cuDNN is otherwise free to add up in any order."""
     with deterministic(True):
         first, second = (changes(training(device, engine, ["method=fedrolex"]), 2) for _ in range(2))
@@ -243,7 +243,7 @@ class Broken(Pixels):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ["loop", *ENGINES])
-def test_a_client_whose_update_is_not_finite_is_dropped(engine: str, device: str) -> None:
+def test_a_client_whose_update_is_not_finite_is_dropped(engine: str, device: Any) -> None:
     made = training(device, engine, ["method=heterofl"])
     task = made.server.task
     assert isinstance(task, Classification)
@@ -258,7 +258,7 @@ def test_a_client_whose_update_is_not_finite_is_dropped(engine: str, device: str
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_words_too(engine: str, device: str, tmp_path: Path) -> None:
+def test_words_too(engine: str, device: Any, tmp_path: Path) -> None:
     settings = ["task.dropout=0.0", "client.batch=4", "client.clip=1.0", "fleet.cohort=6"]
     made = willing(training(device, engine, settings, wordy(tmp_path)))
     wanted, found = changes(training(device, "loop", settings, wordy(tmp_path))), changes(made)

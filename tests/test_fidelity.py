@@ -14,7 +14,7 @@ from small import residual_axes, same_as_built
 from torch import Tensor, nn
 
 from fedrolex import Axes, FedrolexError, Hints, Rolling, Static, Window, trace
-from fedrolex.slicing import WHOLE, Run
+from fedrolex.slicing import WHOLE, Arc
 
 X = torch.randn(3, 10)
 
@@ -426,7 +426,7 @@ def test_more_that_can_be_cut(model: nn.Module, widths: set[int]) -> None:
     x = torch.randn(3, 5, 10) if isinstance(model, Ellipsis) else X
     axes = trace(model, x)
     assert {axis.size for axis in axes.cut_axes} == widths
-    cut = axes.cut(model, Window({a.name: Run(1, 1, a.size) for a in axes.cut_axes}))
+    cut = axes.cut(model, Window({a.name: Arc(1, 1, a.size) for a in axes.cut_axes}))
     assert cut.eval()(x).shape == model.eval()(x).shape
 
 

@@ -37,7 +37,7 @@ METHODS = {
 }
 
 
-def training(device: str, settings: list[str], engine: type[Lanes] | type[Loop], **options: Any) -> Training:
+def training(device: Any, settings: list[str], engine: type[Lanes] | type[Loop], **options: Any) -> Training:
     made = prepare(Recipe(device=device, engine="loop").with_settings([*BASE, *settings]))
     made.say = lambda line: pytest.fail(line)  # nothing is left to another engine
     if engine is Lanes:
@@ -48,7 +48,7 @@ def training(device: str, settings: list[str], engine: type[Lanes] | type[Loop],
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("method", METHODS)
-def test_rounds_are_those_of_loop(method: str, device: str) -> None:
+def test_rounds_are_those_of_loop(method: str, device: Any) -> None:
     one = training(device, METHODS[method], Loop)
     other = training(device, METHODS[method], Lanes, most=3)  # in two waves
     for _ in range(2):

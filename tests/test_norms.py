@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedrolex import FedrolexError, Recipe, Static, trace
+from fedrolex import FedrolexError, Hints, Recipe, Static, trace
+from fedrolex.clients import MODEL
 from fedrolex.models import PreResNet, preresnet18
 from fedrolex.models.norms import Norm, collect, norm_parameters, pool, static_norms, with_statistics
 from fedrolex.runs import Training, prepare
@@ -158,19 +159,20 @@ def test_sub_models_of_every_capacity_are_measured() -> None:
 def test_norms_per_capacity_are_moved_by_that_capacity_alone() -> None:
     made = training("method=heterofl", "method.norms=per_capacity")
     name = "norm.weight"
-    start = made.state[name].clone()
-    assert torch.equal(made.state[f"{name}@1/2"], start)
+    start = made.server.state[MODEL][name].clone()
+    assert torch.equal(made.server.state["norms@1/2"][name], start)
     made.run_round()
-    one, half = made.state[f"{name}@1"], made.state[f"{name}@1/2"]
-    assert torch.equal(made.state[name], one)
+    state = made.server.state
+    one, half = state["norms@1"][name], state["norms@1/2"][name]
+    assert torch.equal(state[MODEL][name], one)
     assert not torch.equal(one, start)
     assert torch.equal(half[16:], start[16:])
     assert not torch.equal(half[:16], start[:16])
     assert not torch.equal(half[:16], one[:16])
     shared = training("method=heterofl")
     shared.run_round()
-    assert torch.equal(shared.state["stem.weight"], made.state["stem.weight"])
-    assert not torch.equal(shared.state[name], one)
+    assert torch.equal(shared.server.state[MODEL]["stem.weight"], state[MODEL]["stem.weight"])
+    assert not torch.equal(shared.server.state[MODEL][name], one)
 
 
 def test_with_one_capacity_norms_per_capacity_are_shared_norms() -> None:
@@ -179,8 +181,8 @@ def test_with_one_capacity_norms_per_capacity_are_shared_norms() -> None:
     for each in (made, shared):
         each.run_round()
         each.run_round()
-    for name, tensor in shared.state.items():
-        assert torch.equal(tensor, made.state[name]), name
+    for name, tensor in shared.server.state[MODEL].items():
+        assert torch.equal(tensor, made.server.state[MODEL][name]), name
     assert made.evaluate() == shared.evaluate()
 
 
@@ -192,12 +194,12 @@ def test_a_run_with_norms_per_capacity_resumes_bit_for_bit(tmp_path: Path) -> No
     recipe.write(tmp_path / "b" / "recipe.yaml")
     Run.open(tmp_path / "b").go(training("method.norms=per_capacity"))
     one, two = (read(tmp_path / name / "checkpoint.safetensors")[0] for name in "ab")
-    assert "norm.weight@1/2" in one
+    assert "norms@1/2:norm.weight" in one
     assert all(torch.equal(one[name], two[name]) for name in one)
     again = training("method.norms=per_capacity", f"weights={tmp_path / 'a' / 'checkpoint.safetensors'}")
-    assert all(torch.equal(again.state[name], one[name]) for name in one)
+    assert all(torch.equal(tensor, one[name]) for name, tensor in again.tensors().items())
     shared = training(f"weights={tmp_path / 'a' / 'checkpoint.safetensors'}")
-    assert torch.equal(shared.state["norm.weight"], one["norm.weight@1"])
+    assert torch.equal(shared.server.state[MODEL]["norm.weight"], one["norms@1:norm.weight"])
 
 
 def test_norms_of_a_width_everyone_trains_are_that_widths() -> None:
@@ -222,17 +224,14 @@ def test_norms_per_capacity_need_norms() -> None:
 
 
 def test_a_graph_form_sub_model_with_static_norms_is_measured_on_test_batches() -> None:
-    made = training()
-    assert static_norms(made.model)
-    window = Static().window(made.axes, round=0, capacity="1/2")
-    from fedrolex import Hints
-
-    axes = trace(made.model, made.task.example(), Hints())
-    cut = axes.cut(made.model, Static().window(axes, round=0, capacity="1/2"))
-    found = Measure()(made.task, cut, made.model)
-    assert found["statistics"] == "test-batch"
-    native = made.axes.cut(made.model, window)
-    assert Measure()(made.task, native, made.model)["statistics"] == "recalibrated"
+    server = training().server
+    task, (model, known) = server.task, (server.main.module, server.main.axes)
+    assert static_norms(model)
+    axes = trace(model, task.example(), Hints())
+    cut = axes.cut(model, Static().window(axes, round=0, capacity="1/2"))
+    assert Measure()(task, cut, model)["statistics"] == "test-batch"
+    native = known.cut(model, Static().window(known, round=0, capacity="1/2"))
+    assert Measure()(task, native, model)["statistics"] == "recalibrated"
 
 
 def test_a_batch_of_one_on_one_pixel_is_the_clients_failure() -> None:

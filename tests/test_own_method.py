@@ -71,9 +71,9 @@ def test_feddyn_is_what_its_paper_says(shown: dict[str, Any]) -> None:
     kept = [server.clients.get(client) for client in taken]
     for name in server.trainable():
         changes = [-g[name] / alpha for g in kept if g is not None]
-        h = -alpha / 4 * sum(changes)  # type: ignore[operator]
+        h = -alpha / 4 * sum(changes)
         torch.testing.assert_close(server.state["h"][name], h, rtol=1e-4, atol=1e-6)
-        mean = before[name] + sum(changes) / 2  # type: ignore[operator]
+        mean = before[name] + sum(changes) / 2
         torch.testing.assert_close(server.state["model"][name], mean - h / alpha, rtol=1e-4, atol=1e-6)
 
 

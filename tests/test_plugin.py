@@ -153,7 +153,7 @@ def test_its_method_gives_the_same_on_every_engine_that_says_it_can(engine: str)
 @pytest.mark.usefixtures("brought")
 @pytest.mark.parametrize("engine", engines())
 def test_a_step_that_does_nothing_moves_nothing(engine: str) -> None:
-    from fedrolex_plugin.idle import Idle  # type: ignore[import-not-found]
+    from fedrolex_plugin.idle import Idle
 
     training = made(Idle(), engine)
     told: list[str] = []

@@ -37,7 +37,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 Job = tuple[Run, Training, Callable[[dict[str, Any]], None] | None]
 
 
-def recipe(*settings: str, device: str = "cpu", engine: str = "loop") -> Recipe:
+def recipe(*settings: str, device: Any = "cpu", engine: str = "loop") -> Recipe:
     return Recipe(device=device, engine=engine).with_settings([*SMALL, *settings])
 
 

@@ -1,6 +1,6 @@
 """One client's round, as its work sees it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -50,6 +50,17 @@ class Visit:
     def received(self) -> dict[str, Tensor]:
         """The tensors that training starts from, in the shapes of the window; may be replaced before training."""
         return self.plan.received(self.job)
+
+    def check_constants(self, declared: Sequence[str], parameters: Iterable[str]) -> None:
+        """Raise unless ``before`` filled the constants that the work declares, one tensor for each parameter."""
+        if set(self.constants) != set(declared):
+            raise FedrolexError(
+                f"before() filled constants {sorted(self.constants)}; the work declares constants = {tuple(declared)}"
+            )
+        for what, values in self.constants.items():
+            missing = next((name for name in parameters if name not in values), None)
+            if missing is not None:
+                raise FedrolexError(f"constants[{what!r}] has nothing for the trained parameter {missing!r}")
 
     def load(self, module: nn.Module) -> None:
         """Copy what training starts from into a module of the job's widths."""

@@ -133,6 +133,7 @@ class LocalTraining:
     def start(self, slot: Slot, visit: Visit) -> None:
         """Make a loaded slot ready for the first step: the optimiser remembers nothing."""
         slot.module.train()
+        visit.check_constants(self.constants, slot.names)
         constants = {what: [values[name] for name in slot.names] for what, values in visit.constants.items()}
         self.begin(slot.memory, slot.parameters, constants)
 

@@ -35,6 +35,7 @@ def open_visits(
         try:
             visit = Visit(plan, job, examples_of(plan, job, known), partial(spare, job))
             plan.work.before(visit)
+            visit.check_constants(plan.work.constants, ())
             visits.append(visit)
         except Exception as failure:
             if out_of_memory(failure):

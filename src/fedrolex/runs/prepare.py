@@ -18,6 +18,7 @@ from fedrolex.recipes import Recipe
 from fedrolex.rounds import Engine, Server
 from fedrolex.runs import checkpoint
 from fedrolex.runs.callbacks import Callback
+from fedrolex.runs.hooks import calling
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training, pick_device
 from fedrolex.slicing import Axes, one_line
@@ -41,9 +42,15 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     setup = Setup(
         task.to(device), fleet, LocalTraining(**asdict(recipe.client)), scale, recipe.seed, device, recipe.deadline
     )
-    method.check(setup)
-    work = method.work(setup)
-    server = Server(setup.task, fleet, method.networks(setup), recipe.seed, scale)
+    with calling(method, "check"):
+        method.check(setup)
+    with calling(method, "work"):
+        work = method.work(setup)
+    if not isinstance(work, LocalTraining):
+        raise FedrolexError(f"work() of method {method.name} gives a {type(work).__name__}: give a LocalTraining")
+    with calling(method, "networks"):
+        networks = method.networks(setup)
+    server = Server(setup.task, fleet, networks, recipe.seed, scale)
     training = Training(
         server, method, work, engine, recipe.quorum, recipe.deadline, recipe.evaluation, [*told, *callbacks]
     )

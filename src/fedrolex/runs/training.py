@@ -18,6 +18,7 @@ from fedrolex.rounds import Average, ClientStates, Engine, Round, Server, State,
 from fedrolex.rounds.finite import not_finite
 from fedrolex.rounds.server import flat, sections
 from fedrolex.runs.callbacks import Callback, CallbackError, tell
+from fedrolex.runs.hooks import begun, calling, finished, jobs_of, sent_to
 from fedrolex.slicing import one_line
 from fedrolex.tasks import Measure
 
@@ -56,8 +57,9 @@ class Training:
     def __post_init__(self) -> None:
         server, method = self.server, self.method
         server.view = method.view(server.task)
-        server.scheme = method.windows(server)
-        server.state |= method.begin(server)
+        with calling(method, "windows"):
+            server.scheme = method.windows(server)
+        server.state |= begun(method, server)
         if method.needs.client_state and server.clients is None:
             server.clients = ClientStates()
         self.label_axis = method.label_axis(server)
@@ -77,7 +79,7 @@ class Training:
     def _run_round(self) -> dict[str, Any]:
         began = time.perf_counter()
         server, method = self.server, self.method
-        jobs = self._coming.pop(server.round, None) or method.jobs(server, server.round)
+        jobs = self._coming.pop(server.round, None) or jobs_of(method, server, server.round)
         self._coming.clear()
         plan = self.plan([job for job in jobs if method.waits_for(job)])
         round, taken, failures = self._gather(plan)
@@ -106,7 +108,7 @@ class Training:
     def plan(self, jobs: Sequence[Job]) -> RoundPlan:
         """The client work of the next round, with what the server sends and what clients kept."""
         server = self.server
-        equipped = [replace(job, sent=self.method.send(server, job), kept=self._kept(job)) for job in jobs]
+        equipped = [replace(job, sent=sent_to(self.method, server, job), kept=self._kept(job)) for job in jobs]
         return RoundPlan(
             server.round,
             server.seed,
@@ -132,7 +134,7 @@ class Training:
     def _upcoming(self) -> list[Job]:
         """The jobs of the next round, kept until then."""
         coming = self.server.round + 1
-        return self._coming.setdefault(coming, self.method.jobs(self.server, coming))
+        return self._coming.setdefault(coming, jobs_of(self.method, self.server, coming))
 
     def _gather(self, plan: RoundPlan) -> tuple[Round, dict[tuple[int, str], Upload], dict[str, str]]:
         """Have the clients trained; the round, the answers that were taken, and why others were not, by client."""
@@ -177,19 +179,26 @@ class Training:
 
     def _refuse_or_take(self, round: Round, upload: Upload) -> str | None:
         """Why an answer is not taken, or None."""
-        broken = None if upload.finite else not_finite({**upload.tensors, **upload.sent})
+        broken = None if upload.finite else not_finite({**upload.tensors, **upload.sent, **(upload.kept or {})})
         if broken is not None:
             named = self.server.state[upload.job.sections[0]]
             lonely = upload.examples % self.work.batch == 1 and any("running_var" in name for name in named)
             why = "; its last batch is one example, which batch norm cannot train on" if lonely else ""
             return f"sent a value that is not finite ({broken}){why}"
         round.average.offer(upload)
+        wrong = next((name for name, tensor in (upload.kept or {}).items() if not isinstance(tensor, Tensor)), None)
+        if wrong is not None:
+            return f"wants to keep {wrong!r}, which is not a tensor"
         try:
             self.method.take(round, upload)
         except CallbackError:
             raise
         except FedrolexError as error:
             return str(error)
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            raise FedrolexError(
+                f"take() of method {self.method.name} failed: {type(error).__name__}: {one_line(error)}"
+            ) from error
         round.taken.append(upload.job)
         if upload.kept is not None:
             mine = upload.job.name and f"{upload.job.name}:"
@@ -198,13 +207,15 @@ class Training:
 
     def _finished(self, round: Round) -> State:
         """The sections that a round changes, known to be finite."""
-        new = self.method.finish(round)
+        new = finished(self.method, round)
         for section, tensors in new.items():
             old = self.server.state.get(section, {})
             fresh = {n: t for n, t in tensors.items() if t is not old.get(n) and not round.average.vouches_for(t)}
             broken = not_finite(fresh)
             if broken is not None:
-                raise FedrolexError(f"round {round.number}: {broken} is no longer finite after the server's step")
+                raise FedrolexError(
+                    f"round {round.number}: {section}:{broken} is no longer finite after the server's step"
+                )
         return new
 
     def _commit(self, round: Round, new: State) -> None:
@@ -224,6 +235,10 @@ class Training:
                 return self.method.evaluate(self.server, self.measure)
         except ValueError as error:  # a batch norm that was given a single value a channel
             raise FedrolexError(f"the model could not be evaluated: {one_line(error)}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            raise FedrolexError(
+                f"the model that method {self.method.name} judges could not be evaluated: {one_line(error)}"
+            ) from error
         except RuntimeError as failure:
             if not (out_of_memory(failure) and self.engine.release()):
                 raise
@@ -254,7 +269,7 @@ class Training:
         """Begin with given weights: plain ones are the main network's; a checkpoint's may be of other sections, too."""
         for section in self.server.networks:
             self._start_section(section, tensors)
-        self.server.state |= self.method.begin(self.server)
+        self.server.state |= begun(self.method, self.server)
         for section in self.server.state:
             if "@" in section:  # a capacity's own
                 self._start_section(section, tensors)

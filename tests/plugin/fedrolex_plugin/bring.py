@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedrolex.models.image_models import ImageModel
 from torch import Tensor, nn
 
 from fedrolex import Callback, Training
 from fedrolex.data.images import ImageSet
+from fedrolex.models.image_models import ImageModel
 
 
 def perceptron(spec: ImageModel) -> nn.Module:

@@ -1,0 +1,106 @@
+"""Mistakes inside a method's own hooks: one line that names the hook, before anything wrong is trained or saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedrolex import FedrolexError, FleetRecipe, LocalTraining, Recipe
+from fedrolex.clients import MODEL
+from fedrolex.methods import FedRolex
+from fedrolex.recipes.images import ImagesRecipe
+from fedrolex.runs.prepare import prepare
+from fedrolex.runs.training import Training
+
+
+def training(method: FedRolex, engine: str = "loop") -> Training:
+    task, fleet = ImagesRecipe(width=4, limit=60), FleetRecipe(clients=4, cohort=2, capacities=["1", "1/2"])
+    return prepare(Recipe(rounds=2, task=task, fleet=fleet, method=method, engine=engine, callbacks=[]))
+
+
+def with_hook(hook: str, does: Callable[..., Any]) -> FedRolex:
+    """FedRolex with another hook; ``does`` gets the plain hook's function first."""
+    plain = getattr(FedRolex, hook)
+    kind = type("Mistaken", (FedRolex,), {hook: lambda self, *given: does(lambda: plain(self, *given), *given)})
+    made: FedRolex = kind()
+    return made
+
+
+def grown(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, MODEL: {name: torch.cat([tensor, tensor]) for name, tensor in state[MODEL].items()}}
+
+
+@pytest.mark.parametrize(
+    ("hook", "does", "told"),
+    [
+        ("check", lambda plain, _: 1 / 0, "check() of method"),
+        ("work", lambda plain, _: None, "give a LocalTraining"),
+        ("windows", lambda plain, _: {}["x"], "windows() of method"),
+        ("begin", lambda plain, _: {"a": 1.0}, "{section: {name: tensor}}"),
+        ("begin", lambda plain, server: {MODEL: server.state[MODEL]}, "which the model has"),
+        ("jobs", lambda plain, *_: None, "jobs() of method"),
+        ("jobs", lambda plain, *_: [*plain(), plain()[0]], "two jobs of one name"),
+        ("jobs", lambda plain, *_: [replace(job, network="other") for job in plain()], "network 'other'"),
+        ("send", lambda plain, *_: {"a": 0.5}, "{section: {name: tensor}}"),
+        ("take", lambda plain, *_: {}["x"], "take() of method"),
+        ("take", lambda plain, *_: 1 / 0, "take() of method"),
+        ("finish", lambda plain, _: None, "finish() of method"),
+        ("finish", lambda plain, round: plain()[MODEL], "{section: {name: tensor}}"),
+        ("finish", lambda plain, _: {**plain(), "new": {"a": torch.ones(1)}}, "declare it in begin()"),
+        ("finish", lambda plain, _: {MODEL: dict(list(plain()[MODEL].items())[1:])}, "the tensors it had"),
+        ("finish", lambda plain, _: grown(plain()), "after finish(); it was"),
+        ("judged", lambda plain, _: None, "could not be evaluated"),
+    ],
+)
+def test_a_mistake_in_a_hook_is_one_line_that_names_it(hook: str, does: Callable[..., Any], told: str) -> None:
+    def used() -> None:
+        made = training(with_hook(hook, does))
+        made.run_round()
+        made.evaluate()
+
+    with pytest.raises(FedrolexError) as raised:
+        used()
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_lack_of_memory_inside_a_hook_stays_one() -> None:
+    def full(plain: Callable[[], Any], _: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        training(with_hook("finish", full)).run_round()
+
+
+class Forgetful(LocalTraining):
+    """Declares a constant that nobody fills."""
+
+    constants = ("anchor",)
+
+
+class Hoarding(LocalTraining):
+    """Keeps what is no tensor, or not finite."""
+
+    kept: Any = None
+
+    def after(self, visit: Any) -> None:
+        visit.kept = {"own": type(self).kept}
+
+
+@pytest.mark.parametrize("engine", ["loop", "crew"])
+def test_constants_that_were_declared_must_be_there(engine: str) -> None:
+    row = training(with_hook("work", lambda plain, _: Forgetful()), engine).run_round()
+    assert row["clients"] == 0
+    assert all("declares constants = ('anchor',)" in why for why in row["dropped"].values())
+
+
+@pytest.mark.parametrize(("value", "told"), [(0.5, "not a tensor"), (torch.tensor([float("nan")]), "not finite")])
+def test_what_a_client_keeps_is_looked_at(value: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hoarding, "kept", value)
+    row = training(with_hook("work", lambda plain, _: Hoarding())).run_round()
+    assert row["clients"] == 0
+    assert all(told in why for why in row["dropped"].values())
