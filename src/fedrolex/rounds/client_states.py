@@ -93,15 +93,16 @@ class ClientStates:
                 self._unsaved.discard(oldest)
             del self._near[oldest]
 
-    def _bucket(self, client: int) -> Path:
-        return self.folder / f"{client % BUCKETS:03d}"
+    def _path(self, client: int, round: int | str) -> Path:
+        return self.folder / f"{client % BUCKETS:03d}" / f"{client}-{round}.safetensors"
 
     def _versions(self, client: int) -> list[int]:
         """The rounds a client's states on disk were written in."""
-        return sorted(int(path.stem.split("-")[1]) for path in self._bucket(client).glob(f"{client}-*.safetensors"))
+        every = self._path(client, "*")
+        return sorted(int(path.stem.split("-")[1]) for path in every.parent.glob(every.name))
 
     def _read(self, client: int, round: int) -> State:
-        path = self._bucket(client) / f"{client}-{round}.safetensors"
+        path = self._path(client, round)
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:
@@ -110,16 +111,15 @@ class ClientStates:
     def _write(self, client: int) -> None:
         """Write a client's state; of older versions the one the last checkpoint needs stays."""
         round, state = self._near[client]
-        bucket = self._bucket(client)
-        path = bucket / f"{client}-{round}.safetensors"
+        path = self._path(client, round)
         try:
-            bucket.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_suffix(".new")
             save_file({name: tensor.contiguous() for name, tensor in state.items()}, new)
             os.replace(new, path)
             before = [version for version in self._versions(client) if version < self._saved_round()]
             for version in before[:-1]:
-                (bucket / f"{client}-{version}.safetensors").unlink()
+                self._path(client, version).unlink()
         except OSError as error:
             raise FedrolexError(f"cannot write the state of client {client} to {path}: {error.strerror}") from error
 

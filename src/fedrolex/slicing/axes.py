@@ -140,6 +140,10 @@ class Axes:
         """Shape of a tensor at these widths (full by default)."""
         return layouts.shape(self.tensors[tensor].dims, widths or self.full)
 
+    def counted(self, tensor: str) -> tuple[Layout, ...]:
+        """The dimensions of a tensor's counts: one long where there is no axis, since counts are equal there."""
+        return tuple(dim if layouts.has_axis(dim) else Fixed(1) for dim in self.tensors[tensor].dims)
+
     def parameters(self, of: Window | Capacity = "1", rounding: Rounding = "floor") -> int:
         """Number of parameters of the sub-model for a window or at a capacity."""
         widths = self.widths(of, rounding)
@@ -197,9 +201,7 @@ class Axes:
         if found is None:
             if len(self._regions) >= REMEMBERED:
                 self._regions.clear()
-            dims = self.tensors[tensor].dims
-            if counts:
-                dims = tuple(dim if any(True for _ in layouts.refs(dim)) else Fixed(1) for dim in dims)
+            dims = self.counted(tensor) if counts else self.tensors[tensor].dims
             found = self._regions[key] = regions(tensor, dims, self.full, window)
         return found
 

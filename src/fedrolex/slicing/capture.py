@@ -195,16 +195,18 @@ def _flatten(module: fx.GraphModule, into: Captured) -> None:
             flat, _ = pytree.tree_flatten(node.args)
             graph.output(tuple(values[n] if isinstance(n, fx.Node) else n for n in flat))
         else:
-            _copy(module, module, node, values, into, "")
+            _copy(module, node, values, into)
 
 
-def _copy(
-    root: fx.GraphModule, module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, path: str
-) -> None:
-    """Copy one node into the flat graph, inlining regions that only switch gradients or autocast off."""
+def _copy(module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, path: str = "") -> None:
+    """Copy one node into the flat graph, inlining regions that only switch gradients or autocast off.
+
+    Other regions (a scan, a branch) are kept as they are: their operands will be frozen.
+    """
 
     def known(n: fx.Node) -> Any:
-        return values[n]
+        value = values[n]
+        return into.graph.create_node("get_attr", value[1][:-1]) if isinstance(value, tuple) else value
 
     if node.op == "call_module":
         if "guard" in str(node.target):
@@ -225,10 +227,7 @@ def _copy(
     if "assert" in name or name == "_guards_fn":
         return
     if name in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
-        _inline(root, node, values, into, gradients=name == "wrap_with_set_grad_enabled")
-        return
-    if any(isinstance(values.get(n), tuple) for n in node.all_input_nodes):
-        _keep_region(node, values, into)
+        _inline(node, values, into, gradients=name == "wrap_with_set_grad_enabled")
         return
     args: Any = fx.map_arg(node.args, known)
     kwargs = fx.map_arg(node.kwargs, known)
@@ -240,7 +239,7 @@ def _copy(
     values[node].meta = {"dtype": made.dtype} if isinstance(made, Tensor) else {}
 
 
-def _inline(root: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, gradients: bool) -> None:
+def _inline(node: fx.Node, values: dict[fx.Node, Any], into: Captured, gradients: bool) -> None:
     place = next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node) and isinstance(values[arg], tuple))
     region, path = values[node.args[place]]  # type: ignore[index]
     enabled = node.args[0] if gradients else node.args[2]
@@ -258,23 +257,10 @@ def _inline(root: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], int
         elif below.op == "output":
             values[node] = [inner[n] if isinstance(n, fx.Node) else n for n in pytree.tree_leaves(below.args[0])]
         else:
-            _copy(root, region, below, inner, into, path)
+            _copy(region, below, inner, into, path)
     into.modules.pop(path[:-1], None)
     if gradients:
         graph.call_function(torch._C._set_grad_enabled, (before,))
-
-
-def _keep_region(node: fx.Node, values: dict[fx.Node, Any], into: Captured) -> None:
-    """A region we do not look into (a scan, a branch): kept as it is, its operands will be frozen."""
-
-    def known(n: fx.Node) -> Any:
-        value = values[n]
-        if isinstance(value, tuple):
-            return into.graph.create_node("get_attr", value[1][:-1])
-        return value
-
-    args, kwargs = fx.map_arg(node.args, known), fx.map_arg(node.kwargs, known)
-    values[node] = into.graph.create_node("call_function", node.target, args, kwargs, name=node.name)
 
 
 def register(root: nn.Module, name: str, value: Any, *, persistent: bool = False) -> None:

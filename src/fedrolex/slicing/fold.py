@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import Axes, Tensors
-from fedrolex.slicing.layout import Layout, refs
+from fedrolex.slicing.layout import refs, shape
 from fedrolex.slicing.regions import regions
 from fedrolex.slicing.windows import Span, Window, pick
 
@@ -72,7 +72,7 @@ class Fold:
         self.expected = expected
         self.clients: list[Hashable] = []
         self._sums = {name: _zeros(tensor, tensor.shape) for name, tensor in self.base.items()}
-        self._counts = {name: _zeros(tensor, self._count_shape(name)) for name, tensor in self.base.items()}
+        self._counts = {n: _zeros(tensor, shape(axes.counted(n), axes.full)) for n, tensor in self.base.items()}
         self._pending: dict[str, dict[Window, float]] = {}
         self._covered: set[str] = set()  # tensors of which somebody sent every position
         self._total = dict.fromkeys(self.base, 0.0)
@@ -80,11 +80,6 @@ class Fold:
         self._next = 0
         self._waiting: dict[Hashable, _Update | None] = {}
         self._new: dict[str, Tensor] | None = None
-
-    def _count_shape(self, name: str) -> tuple[int, ...]:
-        """Counts are equal along dimensions without an axis: one number serves them all."""
-        dims = self.axes.tensors[name].dims
-        return tuple(n if _cut(dim) else 1 for n, dim in zip(self.base[name].shape, dims, strict=True))
 
     # --- taking updates in ---
 
@@ -304,11 +299,7 @@ class Fold:
         return torch.where(counts == 0, base, (base + step).to(base.dtype))
 
 
-def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
+def _zeros(like: Tensor, sizes: Sequence[int]) -> Tensor:
     """An accumulator: float32 at least."""
     dtype = torch.promote_types(like.dtype, torch.float32)
-    return torch.zeros(shape, dtype=dtype, device=like.device)
-
-
-def _cut(layout: Layout) -> bool:
-    return any(True for _ in refs(layout))
+    return torch.zeros(sizes, dtype=dtype, device=like.device)

@@ -81,6 +81,11 @@ def refs(layout: Layout) -> Iterator[str]:
             return
 
 
+def has_axis(layout: Layout) -> bool:
+    """Whether a window can cut the dimension."""
+    return any(True for _ in refs(layout))
+
+
 def positions(
     layout: Layout, widths: Mapping[str, int], chosen: Callable[[str], NDArray[np.int64]]
 ) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fedrolex.slicing.capture import Captured
-from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs, size
+from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, has_axis, size
 
 LAYOUT = (Fixed, Ref, Prod, Cat)
 aten = torch.ops.aten
@@ -152,7 +152,7 @@ def _takes_a_tensor(target: torch._ops.OpOverload) -> bool:
 def _depends(value: Any) -> bool:
     if isinstance(value, list):
         return any(_depends(item) for item in value)
-    return isinstance(value, LAYOUT) and any(True for _ in refs(value))
+    return isinstance(value, LAYOUT) and has_axis(value)
 
 
 @dataclass(frozen=True)

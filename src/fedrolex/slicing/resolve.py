@@ -9,7 +9,7 @@ from torch import Tensor
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import Axis, Kind, Note, TensorLayout, members_of
 from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, size_of, unify, unknowns
-from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
+from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, has_axis
 from fedrolex.slicing.program import Change, Scale
 from fedrolex.slicing.rules import Traced
 from fedrolex.slicing.rules.call import ToTheEnd
@@ -177,7 +177,7 @@ class Resolution:
 
     def _matters(self, value: Any) -> bool:
         """A slice to the end of a dimension that is never cut stays as the graph has it."""
-        return not isinstance(value, ToTheEnd) or any(True for _ in refs(self.layout(value.dim)))
+        return not isinstance(value, ToTheEnd) or has_axis(self.layout(value.dim))
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Traced):

@@ -184,7 +184,7 @@ class Random(Scheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ordered(Scheme):
+class Ordered(Static):
     """FjORD: the first nodes of every axis, at any of several widths up to the client's capacity.
 
     What travels is the prefix at the client's capacity; while it trains, a client narrows it further, batch
@@ -201,9 +201,6 @@ class Ordered(Scheme):
         super().__post_init__()
         for fraction in self.widths:
             exact(fraction)
-
-    def span(self, axis: Axis, place: int, round: int, beta: Fraction, client: int) -> Arc:
-        return Arc(0, self.width(axis, beta), axis.size)
 
     def inner(self, axes: Axes, beta: Capacity, p: Capacity) -> Window:
         """The window of width ``p`` inside the sub-model of capacity ``beta``, on the sub-model's own axes."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedrolex.core import FedrolexError
 from fedrolex.slicing import Axes, Capacity, Cat, Fixed, Layout, Prod, Ref, Scheme, Window, exact, refs
+from fedrolex.slicing.layout import has_axis, shape
 
 CHUNK = 1024  # windows counted at once
 Fleet = Sequence[Capacity]
@@ -62,7 +63,7 @@ def coverage(
     if not betas or rounds < 1:
         raise FedrolexError(f"coverage of {len(betas)} clients in {rounds} rounds: both must be at least 1")
     groups = _alike(axes)
-    counts = {first: torch.zeros(_count_shape(axes, first)) for first in groups}
+    counts = {first: torch.zeros(shape(axes.counted(first), axes.full)) for first in groups}
     nodes = {axis.name: torch.zeros(axis.size) for axis in axes.cut_axes}
     pending: dict[Window, int] = {}
     for round in range(rounds):
@@ -94,7 +95,7 @@ def _count(axes: Axes, windows: dict[Window, int], counts: dict[str, Tensor], no
     for name, count in nodes.items():
         count += times @ held[name]
     for name, count in counts.items():
-        dims = [_held(dim, held) for dim in axes.tensors[name].dims if _has_axis(dim)]
+        dims = [_held(dim, held) for dim in axes.tensors[name].dims if has_axis(dim)]
         product = dims[0] * times[:, None]
         if len(dims) == 1:
             count += product.sum(0).view(count.shape)
@@ -123,17 +124,12 @@ def _held(layout: Layout, held: dict[str, Tensor]) -> Tensor:
             return result
 
 
-def _has_axis(layout: Layout) -> bool:
-    return any(True for _ in refs(layout))
-
-
 def _alike(axes: Axes) -> dict[str, list[str]]:
     """Parameters that are cut, those with the same cuts together: one of them is counted for all."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in axes.tensors.items():
         if tensor.role == "parameter" and _cut_dims(axes, name):
-            kept = tuple(dim if _has_axis(dim) else None for dim in tensor.dims)
-            groups.setdefault(kept, []).append(name)
+            groups.setdefault(axes.counted(name), []).append(name)
     return {names[0]: names for names in groups.values()}
 
 
@@ -141,11 +137,6 @@ def _cut_dims(axes: Axes, name: str) -> int:
     """How many dimensions of a tensor capacities cut."""
     cut = {axis.name for axis in axes.cut_axes}
     return sum(any(axis in cut for axis in refs(dim)) for dim in axes.tensors[name].dims)
-
-
-def _count_shape(axes: Axes, name: str) -> tuple[int, ...]:
-    dims = axes.tensors[name].dims
-    return tuple(n if _has_axis(dim) else 1 for dim, n in zip(dims, axes.shape(name), strict=True))
 
 
 def _summary(axes: Axes, counts: dict[str, Tensor], nodes: dict[str, Tensor], rounds: int, clients: int) -> Coverage:
