@@ -50,9 +50,8 @@ class JsonlUsers(TextUsers):
         match line:
             case {"user": str(name), "sentences": [*sentences]} if all(isinstance(s, str) for s in sentences):
                 return name, sentences
-        raise FedrolexError(
-            f'{self.path}, line {user + 1} is not a user: it must be {{"user": "name", "sentences": ["text", …]}}'
-        )
+        wanted = '{"user": "name", "sentences": ["text", …]}'
+        raise FedrolexError(f"{self.path}, line {user + 1} is not a user: it must be {wanted}")
 
 
 def _line_bounds(path: Path) -> NDArray[np.int64]:

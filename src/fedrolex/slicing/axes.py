@@ -168,10 +168,8 @@ class Axes:
         for name in window:
             if name not in self.axes:
                 raise FedrolexError(f"window names axis {name!r}, which this model does not have")
-            if window[name].size != self.axes[name].size:
-                raise FedrolexError(
-                    f"window takes axis {name!r} for one of {window[name].size} indices; it has {self.axes[name].size}"
-                )
+            if window[name].size != (size := self.axes[name].size):
+                raise FedrolexError(f"window takes axis {name!r} for one of {window[name].size} indices; it has {size}")
 
     # --- tensors: take a window out, put one back ---
 
@@ -304,9 +302,7 @@ class Axes:
         data = data.get("layouts", data)
         found = data.get("format")
         if found != FORMAT:
-            raise FedrolexError(
-                f"axes have format {found!r}; this version reads format {FORMAT}: update fedrolex, or trace again"
-            )
+            raise FedrolexError(f"axes have format {found!r}, this version reads {FORMAT}: update it, or trace again")
         try:
             tensors = {
                 name: TensorLayout(
@@ -318,10 +314,8 @@ class Axes:
             axes = {n: Axis(n, a["size"], a["kind"], members.get(n, ())) for n, a in data["axes"].items()}
             unknown = sorted(set(members) - set(axes))
             odd = [a.name for a in axes.values() if a.kind not in KINDS or type(a.size) is not int or a.size < 1]
-            if unknown or odd:
-                raise FedrolexError(
-                    f"axes data is damaged: axis {(unknown + odd)[0]!r} is missing or lacks size or kind"
-                )
+            if broken := unknown + odd:
+                raise FedrolexError(f"axes data is damaged: axis {broken[0]!r} is missing, or lacks size or kind")
             notes = {key: tuple(Note(about, what) for about, what in data[key]) for key in ("frozen", "notes")}
             return Axes(axes, tensors, dict(data["aliases"]), notes["frozen"], notes["notes"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -164,9 +164,8 @@ class Fold:
         if self._new is not None:
             raise FedrolexError("this fold has ended: start a new one every round")
         if not isinstance(part, Mapping):
-            raise FedrolexError(
-                f"the update is a {type(part).__name__}: give tensors by name, e.g. axes.state(module, window)"
-            )
+            kind = type(part).__name__
+            raise FedrolexError(f"the update is a {kind}: give tensors by name, e.g. axes.state(module, window)")
         if not isinstance(window, Window):
             raise FedrolexError(f"the window is a {type(window).__name__}: give the Window this client was cut with")
         if client in self.clients or client in self._waiting:

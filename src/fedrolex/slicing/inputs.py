@@ -51,9 +51,7 @@ class Inputs:
         for name, value in others.items():
             if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
                 kind = type(value).__name__
-                raise FedrolexError(
-                    f"argument {name} is a {kind} that holds tensors: give each tensor as an argument of its own"
-                )
+                raise FedrolexError(f"argument {name} is a {kind} that holds tensors: give every tensor by itself")
         if not tensors:
             raise FedrolexError("example holds no tensor: the model needs at least one to be traced")
         return Inputs(tuple(tensors), _at_least_two(tuple(tensors.values())), others, positional)

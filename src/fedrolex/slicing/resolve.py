@@ -106,9 +106,8 @@ class Resolution:
             taken.add(name)
             result[leaf] = name
         if unmatched:
-            raise FedrolexError(
-                f"no axis matches {sorted(unmatched)[0]!r}: name axes by 'tensor:dimension', e.g. 'conv1.weight:0'"
-            )
+            first = min(unmatched)
+            raise FedrolexError(f"no axis matches {first!r}: name axes by 'tensor:dimension', e.g. 'conv1.weight:0'")
         return result
 
     def _base_name(self, leaf: Unknown, members: Sequence[tuple[str, int]]) -> str:

@@ -194,9 +194,7 @@ class _Trace:
             walk(mode, self.inputs.values, ties)
             if not ties.walks[-1].kept:
                 kinds = ", ".join(mode.left_out) or "nothing"
-                raise FedrolexError(
-                    f"the model returns no tensor that can be reached ({kinds}): return tensors, tuples or dicts"
-                )
+                raise FedrolexError(f"the model returns no tensor that can be reached ({kinds}): return tensors")
         for name in self.roles:
             if name not in ties.dims:
                 shape = self.tensors[name].shape

@@ -111,9 +111,8 @@ class Window(Mapping[str, Span]):
     def __init__(self, spans: Mapping[str, Span], wiring: Mapping[tuple[str, int], Span] | None = None) -> None:
         for name, span in spans.items():
             if not isinstance(span, Arc | Pick):
-                raise FedrolexError(
-                    f"axis {name}: give Arc(start, width, size) or pick(indices, size), not a {type(span).__name__}"
-                )
+                kind = type(span).__name__
+                raise FedrolexError(f"axis {name}: give Arc(start, width, size) or pick(indices, size), not a {kind}")
         self._spans = {name: span for name, span in spans.items() if not span.whole}
         self.wiring: Mapping[tuple[str, int], Span] = dict(wiring or {})
 
