@@ -163,7 +163,7 @@ def rounds_are_those_of_loop() -> None:
         for name, tensor in one.server.state[MODEL].items():
             torch.testing.assert_close(other.server.state[MODEL][name], tensor, rtol=1e-3, atol=1e-4)
     cohorts = engine.places[MODEL].cohorts
-    assert cohorts[0].cohort.share == Fraction(2, sum(len(each.widths) for each in cohorts)) < 1
+    assert cohorts[0].share == Fraction(2, sum(each.clients for each in cohorts)) < 1
     assert made == [2, 7, 5, 8, 6]  # an example, then three rounds, the third one's made ahead, and the fourth's
 
 

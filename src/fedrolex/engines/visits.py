@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -14,11 +13,10 @@ from fedrolex.rounds import out_of_memory
 from fedrolex.tasks import Examples
 
 Key = tuple[int, str]
-NONE: Mapping[int, Examples] = MappingProxyType({})
 
 
 def open_visits(
-    plan: RoundPlan, jobs: Sequence[Job], spare: Callable[[Job], nn.Module], known: Mapping[int, Examples] = NONE
+    plan: RoundPlan, jobs: Sequence[Job], spare: Callable[[Job], nn.Module], known: Mapping[int, Examples] | None = None
 ) -> tuple[list[Visit], dict[Key, Failure]]:
     """A visit for every job, made ready by the work's ``before``, and the jobs that failed by then, by their keys.
 

@@ -24,8 +24,8 @@ FEWEST = 4  # clients of the same widths from which on stacked convolutions pay
 STACKED_PARAMETERS = 2**18  # up to which stacked convolutions pay
 
 
-class Places(Seats):
-    """Places for clients of the same widths in one stack.
+class Rows(Seats):
+    """Places for clients of the same widths, each a row of one stack.
 
     Attributes:
         stack: the clients' tensors.
@@ -50,7 +50,7 @@ class Places(Seats):
             return self.stack.step(self.work, self.task.loss, x, y, self.rate, self.counter < self.left)
 
     def trained(self, place: int) -> Tensors:
-        """One row of the stack's."""
+        """Its row."""
         return {name: tensor[place] for name, tensor in self.tensors.items()}
 
     def sizes(self) -> Tensor:
@@ -85,7 +85,7 @@ class Stacked(Seated):
 
     def _made(self, visits: Sequence[Visit], places: int, stream: Any) -> Seats:
         plan, job = visits[0].plan, visits[0].job
-        made = Places(visits[0], self._module(plan, job), places, self.precision, stream)
+        made = Rows(visits[0], self._module(plan, job), places, self.precision, stream)
         made.begin(visits)  # makes what the step will read
         made.step(plan.work.batch)
         return made
@@ -94,7 +94,7 @@ class Stacked(Seated):
         """Tensors that several clients receive are cut once."""
         parts = iter(starts([visit for each in seats for visit in each.visits]))
         for each in seats:
-            assert isinstance(each, Places)
+            assert isinstance(each, Rows)
             each.stack.load([next(parts) for _ in each.visits])
             each.start(plan)
 
@@ -103,7 +103,7 @@ class Stacked(Seated):
         batch = plan.work.batch
         ignored: dict[str, Any] = {name: filling(plan, name) for name in {job.network for job in plan.jobs}}
         for each in seats:
-            assert isinstance(each, Places)
+            assert isinstance(each, Rows)
             left = [0] * len(each.left)
             for place, visit in enumerate(each.visits):
                 count = len(visit.examples)

@@ -66,8 +66,20 @@ class Waves(Engine):
         self._made_for = made_for
         waiting, fresh = plan.jobs, not self._anything_held()
         while waiting:
-            wave, rest = waiting[: self.most], waiting[self.most :]
-            answers = self._wave_answers(plan, wave, alone=fresh and len(wave) == 1, first=waiting is plan.jobs)
+            wave, answers = waiting[: self.most], None
+            try:
+                with GATE.passing():
+                    GATE.pause()
+                    answers = self._wave(plan, wave)
+                    if waiting is plan.jobs:  # nothing has been folded yet
+                        self._check_room_to_fold(plan)
+            except RuntimeError as failure:
+                if not out_of_memory(failure):
+                    raise
+                if fresh and len(wave) == 1:
+                    what = f"one client of capacity {wave[0].capacity} at a time and the average"
+                    raise FedrolexError(f"memory is not enough for {what}: use a smaller batch or model") from failure
+                answers = None
             if answers is None:
                 self.release()  # places for cohorts of other rounds go first; if there were none, waves get smaller
                 self.most = -(-len(wave) // 2) if fresh else self.most
@@ -75,7 +87,7 @@ class Waves(Engine):
                 continue
             self.together = len(wave) == len(plan.jobs)
             yield from answers
-            waiting, fresh = rest, False
+            waiting, fresh = waiting[len(wave) :], False
 
     def release(self) -> bool:
         """Give back what is kept on the device; whether there was anything. Streams stay, with their workspaces."""
@@ -91,32 +103,6 @@ class Waves(Engine):
 
     def _anything_held(self) -> bool:
         return any(each._holds() for each in (self, *self.neighbours))
-
-    def _wave_answers(
-        self, plan: RoundPlan, wave: Sequence[Job], *, alone: bool, first: bool
-    ) -> list[Upload | Failure] | None:
-        """What the clients of a wave answer, or None if memory was not enough.
-
-        Args:
-            plan: of the round.
-            wave: the clients' jobs.
-            alone: the wave is one client with nothing else on the device, so that a lack of memory is an error.
-            first: of the round, so that nothing has been folded yet.
-        """
-        try:
-            with GATE.passing():
-                GATE.pause()
-                answers = self._wave(plan, wave)
-                if first:
-                    self._check_room_to_fold(plan)
-            return answers
-        except RuntimeError as failure:
-            if not out_of_memory(failure):
-                raise
-            if alone:
-                what = f"one client of capacity {wave[0].capacity} at a time and the average"
-                raise FedrolexError(f"memory is not enough for {what}: use a smaller batch or model") from failure
-            return None
 
     def _check_room_to_fold(self, plan: RoundPlan) -> None:
         """Run out of memory now, where waves can get smaller, if averaging the answers later would.

@@ -5,27 +5,27 @@ bfloat16, TensorFloat-32 or float32 and added up in float32; parameters, gradien
 float32.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
 from triton import AsyncCompileMode
 
-from fedrolex.clients.slot import Precision
-from fedrolex.clients.work import LocalTraining
+from fedrolex.clients import LocalTraining, Precision
+from fedrolex.engines.gpu.captured import captured
 from fedrolex.engines.gpu.ragged import step_kernels
-from fedrolex.engines.gpu.ragged.buffers import Parameters, padded
+from fedrolex.engines.gpu.ragged.buffers import ALIGN, Parameters, padded
 from fedrolex.engines.gpu.ragged.layers import Launch, Layers
-from fedrolex.engines.gpu.ragged.optimiser import optimiser
+from fedrolex.engines.gpu.ragged.tables import table
 from fedrolex.engines.gpu.ragged.tilings import power
-from fedrolex.models.preresnet import PreResNet
+from fedrolex.models import PreResNet
 
 FETCHED = 2048  # numbers that a program copies
+UPDATED = 4096  # parameters that a program updates
 
 
 class Cohort:
@@ -48,6 +48,7 @@ class Cohort:
         rate: learning rate.
         counter: the next batch.
         totals: sum of each client's losses.
+        stream: what captured steps run on.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Cohort:
         )
         self._images = self._layers.values(plan.size, [shape[-1]] * clients)
         self._forward, self._backward = self._program(models[0])
-        self._optimise = optimiser(self._layers, work, self.rate, self._done)
+        self._optimise = self._updates()
         self._layers.allocate()
 
     # --- training ---
@@ -96,6 +97,18 @@ class Cohort:
                     launch()
         finally:
             self._layers.compiling = False
+
+    def capture(self, stream: Any) -> None:
+        """Steps will be replayed on a stream; without a GPU, None, they are plain. Nobody has images yet."""
+        if stream is not None:
+            self.compile()
+        self.stream, self._captured = stream, captured(self.step, self.counter.zero_, stream)
+
+    def replay(self, steps: int) -> None:
+        """As many steps, on the cohort's own stream."""
+        with torch.cuda.stream(self.stream):
+            for _ in range(steps):
+                self._captured()
 
     def start(self, rate: float) -> None:
         """A new round: parameters have been loaded, the optimiser remembers nothing."""
@@ -162,6 +175,41 @@ class Cohort:
             self.x, self.y, self.sizes, self.counter, self._images.active, self._targets, self._layers.counts,
             self._done, batch, self.y.shape[1], image, SIZE=FETCHED, BATCH=power(batch),
         )  # fmt: skip
+
+    def _updates(self) -> list[Launch]:
+        """The optimiser, once the gradients of all layers are known: collect gradients, limit their norms, step."""
+        layers, own, work, rows, late = self._layers, self.parameters, self.work, [], []
+        for client in range(self.clients):
+            for name, (begin, length) in own.spans(client).items():
+                parts = layers.split.get(name)
+                for first in range(0, length, UPDATED):
+                    place = (parts.begins[client] + first, parts.count, parts.apart[client]) if parts else (0, 0, 0)
+                    row = (begin + first, min(UPDATED, padded(length, ALIGN) - first), *place, client)
+                    rows.append(row)
+                    if name not in layers.summed:
+                        late.append((*row, layers.squares_used[client]))
+                        layers.squares_used[client] += 1
+        chunks, unsummed = (table(self.device, *zip(*each, strict=True)) for each in (rows, late))
+        factors = torch.zeros(self.clients, device=self.device)
+
+        def collect() -> None:
+            layers.launch(
+                step_kernels.collect, (len(late),),
+                layers.weight_parts, own.gradients, layers.squares, unsummed, layers.squares.shape[1], SIZE=UPDATED,
+            )  # fmt: skip
+
+        def limit() -> None:
+            squares = layers.squares
+            layers.launch(step_kernels.limit, (self.clients,), squares, factors, squares.shape[1], work.clip, SIZE=1024)
+
+        descend = partial(
+            layers.launch, step_kernels.descend, (len(rows),),
+            own.values, own.gradients, own.memories[0], own.memories[-1], own.lowered, factors, self._done,
+            self.rate, chunks, layers.counts, work.weight_decay, work.momentum,
+            CLIP=work.clip is not None, ADAM=work.optimizer == "adam", MOMENTUM=work.momentum > 0,
+            LOW=own.lowered is not own.values, SIZE=UPDATED,
+        )  # fmt: skip
+        return [collect, limit, descend] if work.clip is not None else [collect, descend]
 
 
 def _in_line(launches: Sequence[Launch]) -> list[tuple[bool, Launch]]:

@@ -8,8 +8,6 @@ work a program does. Clients with fewer images in a batch (``counts``) leave the
 Every sum has a fixed order, so results are the same every time.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

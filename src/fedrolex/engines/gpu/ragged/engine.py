@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedrolex.clients.messages import Failure, Job, Network, RoundPlan, Upload
+from fedrolex.clients import Failure, Job, Network, RoundPlan, Upload
 from fedrolex.engines.gpu.ragged.matrices import matrices
 from fedrolex.engines.gpu.waves import Waves
-from fedrolex.models.preresnet import PreResNet
-from fedrolex.rounds.engine import Averaged, interrupted, unknown_hooks
-from fedrolex.tasks.classification import Classification
-from fedrolex.tasks.task import Task
+from fedrolex.models import PreResNet
+from fedrolex.rounds import Averaged, interrupted, unknown_hooks
+from fedrolex.tasks import Classification, Task
 
 if TYPE_CHECKING:
     from fedrolex.engines.gpu.ragged.places import Places
@@ -41,9 +40,8 @@ class Ragged(Waves):
             return "ragged kernels need Triton, which is not installed"
         if (why := interrupted(work) or unknown_hooks(work.work, {"rate"})) is not None:
             return why
-        networks = {job.network: work.networks[job.network] for job in work.jobs}
-        for network in networks.values():
-            if (why := why_not(network, work.task)) is not None:
+        for name in {job.network for job in work.jobs}:
+            if (why := why_not(work.networks[name], work.task)) is not None:
                 return why
         if (why := _why_not_jobs(work)) is not None:
             return why

@@ -4,8 +4,6 @@ One launch each way, whatever the windows. *Maps* say, for every axis of a windo
 holds and at which place each index is held; a filter is addressed by (tap, input channel, output channel).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 
@@ -14,12 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrolex.core.errors import FedrolexError
 from fedrolex.engines.gpu.ragged.cohort import Cohort
 from fedrolex.engines.gpu.ragged.exchange_kernels import deal, merge
 from fedrolex.engines.gpu.ragged.matrices import matrices
-from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.windows import Window
+from fedrolex.slicing import Axes, Window
 
 SIZE = 1024
 IDLE = -1
@@ -35,8 +31,7 @@ class Exchange:
 
     def __init__(self, axes: Axes, cohorts: Sequence[Cohort]) -> None:
         found = matrices(axes)
-        if found is None:
-            raise FedrolexError("this model's tensors are not plain matrices and filters")
+        assert found is not None, "the engine has looked"
         self.axes, self.tensors = axes, found
         self.device = cohorts[0].device
         self._begins: dict[str | None, int] = {}
@@ -84,7 +79,8 @@ class Exchange:
         different = list(dict.fromkeys(window for window in windows if window is not None))
         numbers = {window: number for number, window in enumerate(different)}
         self._windows.copy_(torch.tensor([IDLE if w is None else numbers[w] for w in windows]))
-        self._maps = torch.from_numpy(np.concatenate([self._map_of(window) for window in different])).to(self.device)
+        maps = [self._known[window] if window in self._known else self._map(window) for window in different]
+        self._maps = torch.from_numpy(np.concatenate(maps)).to(self.device)
         self._old = {name: state[name].contiguous() for name in self.tensors}
         self._servers = torch.tensor([old.data_ptr() for old in self._old.values()]).to(self.device)
         deal[(len(self._deals),)](
@@ -115,10 +111,6 @@ class Exchange:
         new = {name: part.view(self._old[name].shape) for name, part in zip(self.tensors, parts, strict=True)}
         told = torch.cat([self._sums.sum(0, dtype=torch.float64).flatten(), flat.sum().double()[None]]).tolist()
         return new, [told[at : at + 3] for at in range(0, len(told) - 1, 3)], isfinite(told[-1])
-
-    def _map_of(self, window: Window) -> NDArray[np.int32]:
-        found = self._known.get(window)
-        return self._map(window) if found is None else found
 
     def _map(self, window: Window) -> NDArray[np.int32]:
         """For every axis the index at each place, then the place of each index or -1; ``(2 · length,)``."""

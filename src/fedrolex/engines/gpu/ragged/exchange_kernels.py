@@ -2,8 +2,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Triton kernels between server and cohort; see :mod:`.exchange` for what they are given."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

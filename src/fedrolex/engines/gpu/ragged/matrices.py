@@ -1,13 +1,10 @@
 """The server's tensors as matrices of lines and columns, with taps where they are filters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.layout import Fixed, Ref
+from fedrolex.slicing import Axes, Fixed, Ref
 
 
 @dataclass(frozen=True)

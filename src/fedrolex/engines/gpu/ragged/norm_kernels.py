@@ -2,8 +2,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Batch norm, ReLU and their way back for ragged cohorts; see :mod:`.convolution_kernels` for how they are laid out."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

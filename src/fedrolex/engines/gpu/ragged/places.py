@@ -4,10 +4,8 @@ Places are kept from round to round: as many for every width as any round has ne
 costs next to nothing, so the captured steps serve cohorts of every composition.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -16,17 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrolex.clients.messages import Failure, Job, Network, RoundPlan, Upload
-from fedrolex.clients.slot import Precision
-from fedrolex.clients.visit import random_draws
-from fedrolex.core.streams import shuffle
-from fedrolex.engines.gpu.captured import captured
+from fedrolex.clients import Failure, Job, Network, Precision, RoundPlan, Upload
 from fedrolex.engines.gpu.ragged.cohort import Cohort
 from fedrolex.engines.gpu.ragged.exchange import Exchange
-from fedrolex.models.preresnet import PreResNet
-from fedrolex.rounds.engine import Averaged, out_of_memory
-from fedrolex.slicing.windows import Window
-from fedrolex.tasks.classification import Classification
+from fedrolex.engines.visits import Key, order_of
+from fedrolex.models import PreResNet
+from fedrolex.rounds import Averaged, out_of_memory
+from fedrolex.slicing import Window
+from fedrolex.tasks import Classification
 
 WIDE = 32  # channels of the first layer from which a client is wide
 SPARE = 2  # places more than needed, where more are needed than before
@@ -37,35 +32,14 @@ Widths = tuple[tuple[str, int], ...]
 
 
 @dataclass
-class CapturedCohort:
-    """A cohort with its captured step.
-
-    Attributes:
-        widths: of every place.
-        cohort: their tensors.
-        stream, step: what a step runs on, and the captured step; none and the plain one without a GPU.
-    """
-
-    widths: list[Widths]
-    cohort: Cohort
-    stream: Any
-    step: Callable[[], Any]
-
-    def replay(self, steps: int) -> None:
-        """As many steps, on the cohort's own stream."""
-        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            for _ in range(steps):
-                self.step()
-
-
-@dataclass
 class Placement:
-    """A client's place in this round, and how many images it has."""
+    """A client's place in this round, in its cohort and among those of all cohorts, and how many images it has."""
 
     job: Job
     images: int
-    cohort: CapturedCohort
+    cohort: Cohort
     place: int
+    number: int
 
 
 class Places:
@@ -85,8 +59,9 @@ class Places:
         assert isinstance(network.module, PreResNet)
         self.network, self.precision, self.device, self._streams = network, precision, device, streams
         self._shape = network.module.plan
-        self.cohorts: list[CapturedCohort] = []
+        self.cohorts: list[Cohort] = []
         self._placed: list[Placement] = []
+        self._places: dict[Widths, list[tuple[Cohort, int, int]]] = {}  # cohort, place in it, number
         self._exchange: Exchange | None = None
         self._needed: dict[Widths, int] = {}
         self._room = self._at_once = 0
@@ -96,30 +71,22 @@ class Places:
 
     # --- places ---
 
-    def seat(self, plan: RoundPlan, jobs: Sequence[Job]) -> dict[tuple[int, str], Failure]:
+    def seat(self, plan: RoundPlan, jobs: Sequence[Job]) -> dict[Key, Failure]:
         """Give every job a place, building cohorts where there are too few; who cannot be trained, and why."""
         sizes = {job.key: self._images(plan, job) for job in jobs}
-        refused = {job.key: self._why_not(plan, sizes[job.key]) for job in jobs}
-        failures = {job.key: Failure(job, why) for job in jobs if (why := refused[job.key]) is not None}
+        failures = {job.key: Failure(job, why) for job in jobs if (why := self._why_not(plan, sizes[job.key]))}
         jobs = [job for job in jobs if job.key not in failures]
         of = {window: self._widths(window) for window in {job.window for job in jobs}}
         widths = [of[job.window] for job in jobs]
-        needed = {each: widths.count(each) for each in widths}
+        short = {each: count for each, count in Counter(widths).items() if count > self._needed.get(each, 0)}
         room = max((sizes[job.key] for job in jobs), default=0)
-        short = any(count > self._needed.get(each, 0) for each, count in needed.items())
         if jobs and (short or room > self._room):
             spare = SPARE if self._needed else 0
-            for each, count in needed.items():
-                if count > self._needed.get(each, 0):
-                    self._needed[each] = count + spare
+            self._needed |= {each: count + spare for each, count in short.items()}
             self._room, self._at_once = max(room, self._room), max(len(jobs), self._at_once)
             self._build(plan, {each: job.window for each, job in zip(widths, jobs, strict=True)})
-        free = [(cohort, place, each) for cohort in self.cohorts for place, each in enumerate(cohort.widths)]
-        placed = []
-        for job, wanted in zip(jobs, widths, strict=True):
-            found = next(which for which, (_, _, each) in enumerate(free) if each == wanted)
-            cohort, place, _ = free.pop(found)
-            placed.append(Placement(job, sizes[job.key], cohort, place))
+        free = {each: iter(places) for each, places in self._places.items()}
+        placed = [Placement(job, sizes[job.key], *next(free[each])) for job, each in zip(jobs, widths, strict=True)]
         self._placed = sorted(placed, key=lambda each: self.cohorts.index(each.cohort))
         return failures
 
@@ -130,6 +97,7 @@ class Places:
                 assert isinstance(found, PreResNet)
                 self._models[widths] = found
         self.cohorts, self._exchange, self._placed = [], None, []  # what they hold on the device goes first
+        self._places.clear()
         groups: dict[bool, list[Widths]] = {}
         for widths, count in self._needed.items():
             groups.setdefault(self._wide(widths), []).extend([widths] * count)
@@ -137,19 +105,15 @@ class Places:
         for number, (_, group) in enumerate(sorted(groups.items(), reverse=True)):
             stream, beside = self._streams[2 * number : 2 * number + 2]
             cohort = Cohort(
-                [self._models[widths] for widths in group],
-                plan.work,
-                room=self._room,
-                share=share,
-                precision=self.precision,
-                device=self.device,
-                beside=beside,
-            )
-            if stream is not None:
-                cohort.compile()
-            step = captured(cohort.step, cohort.counter.zero_, stream)  # nobody has images yet: nothing changes
-            self.cohorts.append(CapturedCohort(group, cohort, stream, step))
-        self._exchange = Exchange(self.network.axes, [each.cohort for each in self.cohorts])
+                [self._models[widths] for widths in group], plan.work,
+                room=self._room, share=share, precision=self.precision, device=self.device, beside=beside,
+            )  # fmt: skip
+            cohort.capture(stream)
+            before = sum(each.clients for each in self.cohorts)
+            for place, widths in enumerate(group):
+                self._places.setdefault(widths, []).append((cohort, place, before + place))
+            self.cohorts.append(cohort)
+        self._exchange = Exchange(self.network.axes, self.cohorts)
 
     def _why_not(self, plan: RoundPlan, images: int) -> str | None:
         """Why a client cannot be trained: the same as in ``loop``."""
@@ -169,7 +133,7 @@ class Places:
     def _wide(self, widths: Widths) -> bool:
         return self._models[widths].stem.out_channels >= WIDE
 
-    def _mine(self) -> Iterator[tuple[CapturedCohort, list[Placement]]]:
+    def _mine(self) -> Iterator[tuple[Cohort, list[Placement]]]:
         """Every cohort with those that are placed in it."""
         for cohort in self.cohorts:
             yield cohort, [each for each in self._placed if each.cohort is cohort]
@@ -180,12 +144,10 @@ class Places:
         """Every client's part of the server's tensors to its place."""
         if self._exchange is None or not self._placed:
             return
-        windows = {(id(each.cohort), each.place): each.job.window for each in self._placed}
-        places = [windows.get((id(each), place)) for each in self.cohorts for place in range(each.cohort.clients)]
-        self._exchange.deal(plan.whole(self._placed[0].job), places)
+        windows = {each.number: each.job.window for each in self._placed}
+        self._exchange.deal(plan.whole(self._placed[0].job), [*map(windows.get, range(self._exchange.places))])
         masked = plan.work.mask != "none"
-        for each, mine in self._mine():
-            cohort = each.cohort
+        for cohort, mine in self._mine():
             sizes = [0] * cohort.clients
             held = torch.zeros(cohort.held.shape, dtype=torch.int8)
             for placement in mine:
@@ -204,9 +166,8 @@ class Places:
         inputs, targets = self._inputs(plan, plan.round, epoch, [each.job.client for each in self._placed])
         self._made.clear()
         done = 0
-        for each, mine in self._mine():
-            count, cohort = sum(placement.images for placement in mine), each.cohort
-            if count:
+        for cohort, mine in self._mine():
+            if count := sum(placement.images for placement in mine):
                 room = cohort.y.shape[1]
                 to = torch.cat([one.place * room + torch.arange(one.images) for one in mine]).to(targets.device)
                 cohort.y.view(-1)[to] = targets[done : done + count]
@@ -227,18 +188,18 @@ class Places:
             if each.stream is not None:
                 torch.cuda.current_stream().wait_stream(each.stream)
 
-    def answers(self, plan: RoundPlan) -> dict[tuple[int, str], Upload]:
+    def answers(self, plan: RoundPlan) -> dict[Key, Upload]:
         """Every client's answer; the device is asked once."""
         if not self._placed:
             return {}
-        own = torch._foreach_norm([each.cohort.cohort.parameters.whole(each.place) for each in self._placed])
-        losses = [each.cohort.cohort.totals[each.place] for each in self._placed]
+        own = torch._foreach_norm([each.cohort.parameters.whole(each.place) for each in self._placed])
+        losses = [each.cohort.totals[each.place] for each in self._placed]
         told = torch.stack([*own, *losses]).view(2, -1).tolist()
-        found: dict[tuple[int, str], Upload] = {}
+        found: dict[Key, Upload] = {}
         for each, norm, loss in zip(self._placed, *told, strict=True):
             steps = plan.work.epochs * -(-each.images // plan.work.batch)
             labels = self._labels_of(plan, each.job) if plan.tell_labels else None
-            tensors = each.cohort.cohort.parameters.tensors(each.place)
+            tensors = each.cohort.parameters.tensors(each.place)
             good = True if isfinite(norm) else None  # a norm that is not may still be one of finite values
             found[each.job.key] = Upload(each.job, tensors, each.images, loss / steps, steps, labels, good)
         return found
@@ -246,14 +207,9 @@ class Places:
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged:
         """The selective average of a round's uploads, and their drift, without moving them."""
         assert self._exchange is not None
-        begins, places = {}, 0
-        for cohort in self.cohorts:
-            begins[id(cohort)] = places
-            places += cohort.cohort.clients
-        number = {each.job.key: begins[id(each.cohort)] + each.place for each in self._placed}
-        share, rows = [0.0] * places, None
-        if label_axis is not None:
-            rows = torch.zeros(places, self._shape.classes, dtype=torch.int8)
+        places, number = self._exchange.places, {each.job.key: each.number for each in self._placed}
+        share = [0.0] * places
+        rows = None if label_axis is None else torch.zeros(places, self._shape.classes, dtype=torch.int8)
         for upload, weight in zip(uploads, weights, strict=True):
             share[number[upload.job.key]] = weight
             if rows is not None:
@@ -286,15 +242,13 @@ class Places:
             return known
         rows, draws = [], []
         for client in clients:
-            key = (round, client, epoch)
             held = task.parts[client]
-            order = torch.from_numpy(shuffle(len(held), plan.seed, "batches", *key))
+            order, drawn = order_of(plan, len(held), round, client, epoch)
             rows.append(held[order])
-            if task.random_inputs:
-                draws.append(random_draws(len(held), plan.seed, *key)[order])
+            draws += [] if drawn is None else [drawn]
         found = task.train.rows(torch.cat(rows).to(task.train.y.device, non_blocking=True))
         drawn = torch.cat(draws).to(found.y.device, non_blocking=True) if draws else None
-        inputs = task.inputs(found.x, drawn).to(self.cohorts[0].cohort.x.dtype)
+        inputs = task.inputs(found.x, drawn).to(self.cohorts[0].x.dtype)
         return inputs.permute(0, 2, 3, 1), found.y
 
     def get_ready(self, plan: RoundPlan, jobs: Sequence[Job]) -> None:

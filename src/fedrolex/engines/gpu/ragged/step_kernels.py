@@ -2,8 +2,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """What a step begins and ends with: the next batch, the loss, the optimiser; for all clients of a ragged cohort."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Which program of a kernel does which part of a cohort's work: tables that kernels read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from math import gcd

@@ -3,8 +3,6 @@
 Of a cohort's places only a ``share`` has a client in a round, and programs of the others have nothing to do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
