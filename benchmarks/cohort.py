@@ -48,7 +48,6 @@ from fedrolex.clients.messages import MODEL
 from fedrolex.engines.gpu.graph import Graph
 from fedrolex.engines.gpu.ragged import Ragged
 from fedrolex.engines.gpu.sharing import GATE, own_stream
-from fedrolex.engines.gpu.stacked import Stacked
 from fedrolex.models import LeNet, preresnet18
 from fedrolex.rounds.engine import Engine
 from fedrolex.runs.side_by_side import QUEUES
@@ -229,11 +228,9 @@ def parts_of(made: Training, rounds: int) -> dict[str, float]:
     way = engine.way if isinstance(engine, Graph) else engine
     spent: dict[str, list[float]] = {"load": [], "train": [], "fold": []}
     inner: Any = way.places[MODEL] if isinstance(way, Ragged) else way
-    names = {"load": ["_load"], "train": ["_train"]}  # lanes fill in the data as they train
+    names = {"load": ["_load", "_fill"], "train": ["_train"]}
     if isinstance(way, Ragged):
         names = {"load": ["start", "fill"], "train": ["launch", "join"]}
-    elif isinstance(way, Stacked):
-        names["load"].append("_fill")
 
     def watched(what: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
