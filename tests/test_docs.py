@@ -10,5 +10,5 @@ README = Path(__file__).parent.parent / "README.md"
 
 def test_the_python_of_the_readme_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     exec(compile("\n".join(blocks), "README.md", "exec"), {})

@@ -92,7 +92,9 @@ def test_a_scheme_of_ones_own_is_trained_and_analysed(installed: Path, tmp_path:
     words = settings("method=submodels", "method.scheme=striped", "method.options={step: 2}", "task.width=8")
     done = fedrolex("train", *words, "--out", "run", "--json", path=installed, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    covered = fedrolex("coverage", "--scheme", "striped", "--capacity", "1/4", "--json", path=installed, cwd=tmp_path)
+    covered = fedrolex(
+        "coverage", "--scheme", "striped", "--capacity", "1/4", "--rounds", "8", "--json", path=installed, cwd=tmp_path
+    )
     assert covered.returncode == 0, covered.stderr
     assert "striped" in covered.stdout
 

@@ -506,7 +506,7 @@ def test_layouts_survive_json_and_cut_without_the_graph() -> None:
     [
         ("{", "not JSON"),
         ("[]", "expected a JSON object"),
-        ('{"format": 2}', "format 2; this version reads format 1"),
+        ('{"format": 2}', "format 2, this version reads 1"),
         ('{"format": 1}', "damaged"),
     ],
 )

@@ -6,21 +6,24 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from fedrolex.clients import MODEL, Job
-from fedrolex.core import FedrolexError, in_one_line
+from fedrolex.core import FedrolexError
 from fedrolex.methods.method import Method
 from fedrolex.rounds import Round, Server, State, out_of_memory
+from fedrolex.slicing import one_line
 
 
 @contextmanager
 def calling(method: Method, hook: str) -> Iterator[None]:
     """Inside, a hook of a method: what it raises becomes one line that names it; a lack of memory stays one."""
     try:
-        with in_one_line(f"{hook}() of method {method.name} failed"):
-            yield
-    except FedrolexError as error:
-        if out_of_memory(error):
-            raise error.__cause__ or error from None
+        yield
+    except FedrolexError:
         raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        said = f"{type(error).__name__}: {one_line(error)}"
+        raise FedrolexError(f"{hook}() of method {method.name} failed: {said}") from error
 
 
 def begun(method: Method, server: Server) -> State:
