@@ -16,12 +16,7 @@ from fedrolex.cli.train import resume_command, train_command
 from fedrolex.core import FedrolexError
 from fedrolex.rounds import out_of_memory
 
-app = typer.Typer(
-    name="fedrolex",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="fedrolex", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("train")(train_command)
 app.command("resume")(resume_command)
 app.command("list")(list_command)
@@ -49,7 +44,7 @@ def _root(
 
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit status 2."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C: finished rounds are kept
     try:
         app()
     except FedrolexError as error:
@@ -61,9 +56,8 @@ def main() -> None:
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        _stop(
-            1, "error: the device's memory ran out: use a smaller model, batch or cohort, or end what else runs there"
-        )
+        remedy = "use a smaller model, batch or cohort, or end what else runs there"
+        _stop(1, f"error: the device's memory ran out: {remedy}")
     except OSError as error:
         _stop(1, f"error: {error}")
 
@@ -71,8 +65,3 @@ def main() -> None:
 def _stop(status: int, said: str) -> NoReturn:
     print(said, file=sys.stderr)
     raise SystemExit(status) from None
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    """A polite kill is a Ctrl-C: finished rounds are kept."""
-    raise KeyboardInterrupt

@@ -66,15 +66,10 @@ def _draw_lemmas(side: Any, rows: Sequence[LemmaRow]) -> None:
     for colour, m in zip(COLOURS, times if len(times) <= 3 else (times[0], times[1], times[-1]), strict=False):
         points = [row for row in rows if row.times == m]
         side.plot(grid, [expected_rounds(i, m) for i in grid], color=colour, label=f"random, m = {m}")
-        side.errorbar(
-            [row.indices for row in points],
-            [row.simulated for row in points],
-            [2 * row.standard_error for row in points],
-            color=colour, fmt="o", markersize=3.5, capsize=3,
-        )  # fmt: skip
+        _draw_simulated(side, [row.indices for row in points], points, colour)
         side.plot(grid, [m * i for i in grid], color=colour, linestyle="--", linewidth=1)
     side.plot([], [], color="#555555", linestyle="--", linewidth=1, label="rolling, m·I")
-    side.errorbar([], [], [], color="#555555", fmt="o", markersize=3.5, capsize=3, label="simulated, ± 2 s.e.")
+    _draw_simulated(side, [], [], "#555555", "simulated, ± 2 s.e.")
     side.set(xscale="log", yscale="log", xlabel="disjoint sub-models, I", ylabel="rounds")
     ticks = sorted({row.indices for row in rows})
     side.set_xticks(ticks, [str(i) for i in ticks])
@@ -83,16 +78,18 @@ def _draw_lemmas(side: Any, rows: Sequence[LemmaRow]) -> None:
     side.legend(frameon=False, fontsize=8)
 
 
+def _draw_simulated(
+    side: Any, places: Sequence[int], rows: Sequence[LemmaRow | NodeRow], colour: str, label: str | None = None
+) -> None:
+    means, spreads = [row.simulated for row in rows], [2 * row.standard_error for row in rows]
+    side.errorbar(places, means, spreads, color=colour, fmt="o", markersize=3.5, capsize=3, label=label)
+
+
 def _draw_nodes(side: Any, rows: Sequence[NodeRow]) -> None:
     places = range(len(rows))
     side.plot(places, [row.rolling for row in rows], "s--", color="#555555", markersize=5, label="rolling by one node")
     side.plot(places, [row.random for row in rows], color=COLOURS[0], label="random, expected")
-    side.errorbar(
-        places,
-        [row.simulated for row in rows],
-        [2 * row.standard_error for row in rows],
-        color=COLOURS[0], fmt="o", markersize=3.5, capsize=3, label="random, simulated, ± 2 s.e.",
-    )  # fmt: skip
+    _draw_simulated(side, places, rows, COLOURS[0], "random, simulated, ± 2 s.e.")
     side.set_xticks(places, [f"{row.capacity}\n({row.width})" for row in rows])
     side.set(xlabel="capacity (nodes held at once)", ylabel="rounds", ylim=(0, None))
     side.set_title(f"Until each of {rows[0].nodes} nodes of a layer was held", loc="left", fontsize=10)
@@ -161,8 +158,7 @@ def draw_axes(axes: Axes, path: Path, title: str) -> None:
                 spots = [place[t] for t, _ in members]
                 left.plot([min(spots), max(spots)], [row, row], color=colour, linewidth=0.8, alpha=0.4, zorder=1)
             for tensor, dim in members:
-                reads = dim in axes.tensors[tensor].reads
-                fill = "white" if reads else colour
+                fill = "white" if dim in axes.tensors[tensor].reads else colour
                 left.scatter(place[tensor], row, s=22, marker="s", zorder=2, edgecolors=colour, facecolors=fill)
             right.barh(row, axis.size, color=colour, height=0.7)
             right.text(axis.size, row, f" {axis.size}", va="center", fontsize=7)

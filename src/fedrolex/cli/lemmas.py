@@ -28,12 +28,9 @@ class LemmaRow:
     """Rounds until each of ``indices`` disjoint sub-models was trained ``times`` times.
 
     Attributes:
-        indices: how many there are.
-        times: how often each must be trained.
         expected: one drawn at random a round, by Lemma 2 (Lemma 1 for once).
         asymptote: what the paper says that tends to.
-        simulated: mean over trials.
-        standard_error: of that mean.
+        simulated, standard_error: mean over trials, and how well that is known.
         rolling: taken in turn.
     """
 
@@ -51,13 +48,10 @@ class NodeRow:
     """Rounds until every node of a layer was held once.
 
     Attributes:
-        nodes: of the layer.
-        capacity: of the client.
-        width: nodes it holds at once.
+        nodes, capacity, width: of the layer, of the client, and how many nodes the client holds at once.
         rolling: a window that moves by one node a round.
         random: expected, distinct nodes drawn anew each round.
-        simulated: the same, mean over trials.
-        standard_error: of that mean.
+        simulated, standard_error: the same, mean over trials, and how well that is known.
     """
 
     nodes: int

@@ -58,8 +58,7 @@ def show_results(screen: Console, results: list[dict[str, Any]], metrics: Sequen
             sizes = ", ".join(f"{capacity}: {value:.1%}" for capacity, value in measured.items())
             screen.print(f"sub-models of {result['method']}, global accuracy: {sizes}", highlight=False)
     first = results[0]
-    remarks = [said.format(first[key]) for key, said in REMARKS.items() if first.get(key)]
-    if remarks:
+    if remarks := [said.format(first[key]) for key, said in REMARKS.items() if first.get(key)]:
         remark(screen, "; ".join(remarks))
     screen.print(f"run: {first['run']}", style="dim", highlight=False, soft_wrap=True)
 

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,10 +80,7 @@ def train_command(
         groups = [[each for plan in group for each in _by_seed(plan, _seeds(seeds))] for group in groups]
     if at_once > 1:
         os.environ.setdefault(*QUEUES)
-    results: dict[Path, dict[str, Any]] = {}
-    for some in together([plan for group in groups for plan in group], at_once):
-        results |= _train(some, as_json)
-    _report(groups, results, as_json)
+    _report(groups, _train_all([plan for group in groups for plan in group], at_once, as_json), as_json)
 
 
 def resume_command(
@@ -99,10 +97,7 @@ def resume_command(
     recipe = recipe if data is None else replace(recipe, data=str(Path(data).resolve()))
     compared = replace(recipe, compare=recipe.compare and not run.name.startswith("seed-"))
     plans = _plans(recipe.method.name, run, compared)
-    results: dict[Path, dict[str, Any]] = {}
-    for plan in plans:
-        results |= _train([plan], as_json)
-    _report([plans], results, as_json)
+    _report([plans], _train_all(plans, 1, as_json), as_json)
 
 
 # --- what is to be trained, and where ---
@@ -123,10 +118,7 @@ def _places(names: Sequence[str], bases: Sequence[Recipe], out: Path | None) -> 
 
 
 def _fresh(name: str) -> Path:
-    number = 1
-    while Path("runs", f"{name}-{number}").exists():
-        number += 1
-    return Path("runs", f"{name}-{number}")
+    return next(path for number in count(1) if not (path := Path("runs", f"{name}-{number}")).exists())
 
 
 def _plans(label: str, folder: Path, recipe: Recipe) -> list[Planned]:
@@ -169,6 +161,11 @@ def together(plans: Sequence[Planned], at_once: int) -> Iterator[list[Planned]]:
 
 
 # --- training ---
+
+
+def _train_all(plans: Sequence[Planned], at_once: int, quiet: bool) -> dict[Path, dict[str, Any]]:
+    """Train all runs, so many at once; their summaries by folder."""
+    return {folder: each for some in together(plans, at_once) for folder, each in _train(some, quiet).items()}
 
 
 def _train(plans: Sequence[Planned], quiet: bool) -> dict[Path, dict[str, Any]]:

@@ -8,10 +8,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class FedrolexError(ValueError):
-    """Something the user gave cannot be used.
+    """Something the user gave cannot be used: one line says what was given, what is allowed, what to do.
 
-    The message is one line: what was given, what is allowed, what to do. The command line prints it and
-    exits with status 2; it never shows a traceback for one of these.
+    The command line prints the line and exits with status 2; it never shows a traceback for one of these.
     """
 
     def __init__(self, message: str) -> None:
@@ -59,11 +58,8 @@ def _types(settings: type) -> dict[str, Any]:
 
 def check_numbers(section: str, settings: object, *, least: Mapping[str, float], positive: Sequence[str] = ()) -> None:
     """Raise, in one line, unless numbers of a section are finite and at least ``least``, or above 0 if ``positive``."""
-    for name, low in least.items():
-        value = getattr(settings, name)
-        if not (value >= low and isfinite(value)):
-            raise FedrolexError(f"{section}.{name} is {value}: give a number of at least {low:g}")
-    for name in positive:
-        value = getattr(settings, name)
-        if not (value > 0 and isfinite(value)):
-            raise FedrolexError(f"{section}.{name} is {value}: give a number above 0")
+    for name in (*least, *positive):
+        value, low = getattr(settings, name), least.get(name)
+        if not ((value > 0 if low is None else value >= low) and isfinite(value)):
+            wanted = "above 0" if low is None else f"of at least {low:g}"
+            raise FedrolexError(f"{section}.{name} is {value}: give a number {wanted}")

@@ -165,7 +165,6 @@ METHODS = Registry(
     ),
     "fedrolex.methods.method:Method",
 )  # fmt: skip
-"""Subclasses of :class:`fedrolex.methods.method.Method`."""
 
 SCHEMES = Registry(
     "scheme", "method.scheme", "a subclass of fedrolex.Scheme",
@@ -181,13 +180,11 @@ ENGINES = Registry(
         lanes=".gpu.lanes:Lanes", stacked=".gpu.stacked:Stacked", ragged=".gpu.ragged:Ragged",
     ),
 )  # fmt: skip
-"""Subclasses of :class:`fedrolex.rounds.engine.Engine`, or functions of (precision, device) that give one."""
 
 TASKS = Registry(
     "task", "task.name", "a subclass of fedrolex.TaskRecipe",
     _in("recipes", images=".images:ImagesRecipe", words=".words:WordsRecipe"), "fedrolex.recipes.task:TaskRecipe",
 )  # fmt: skip
-"""Subclasses of :class:`fedrolex.recipes.task.TaskRecipe`: what a recipe's section ``task`` may be."""
 
 MODELS = Registry(
     "model", "task.model", "a function of a fedrolex.ImageModel that gives a torch.nn.Module",
@@ -196,19 +193,16 @@ MODELS = Registry(
         "preresnet18", "preresnet34",
     ),
 )  # fmt: skip
-"""Functions of an :class:`fedrolex.models.image_models.ImageModel` that give a module."""
 
 DATASETS = Registry(
     "data set", "task.data", "a function of (folder, seed) that gives a fedrolex.ImageSet",
     _in("data.images", "digits", "cifar10", "cifar100", **{"fashion-mnist": ":fashion_mnist"}),
 )  # fmt: skip
-"""Functions of (folder, seed) that give a :class:`fedrolex.data.images.ImageSet`."""
 
 METRICS = Registry(
     "metric", "evaluation.metrics", "a function of (outputs, targets) that gives a number",
     _in("tasks.metrics", "top5", "worst_class"),
 )  # fmt: skip
-"""Functions of (outputs, targets) of the test examples that give a number."""
 
 CALLBACKS = Registry(
     "callback", "callbacks", "a subclass of fedrolex.Callback",
@@ -219,4 +213,3 @@ CALLBACKS = Registry(
 REGISTRIES = {
     f"{each.kind}s": each for each in (METHODS, SCHEMES, ENGINES, TASKS, MODELS, DATASETS, METRICS, CALLBACKS)
 }
-"""All registries by what they hold."""

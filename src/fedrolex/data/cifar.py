@@ -15,7 +15,7 @@ from torch import Tensor
 from fedrolex.core import FedrolexError
 
 PIXELS = 3 * 32 * 32
-CHUNK = 10_000  # records read at once: 31 MB on top of the result
+DAMAGED = "it is damaged or not the publisher's binary version; get it again"
 MEAN = (0.4914, 0.4822, 0.4465)  # of CIFAR-10; the published runs use these for both sets, so they are used here
 STD = (0.2023, 0.1994, 0.2010)  # likewise; over all pixels of CIFAR-10 it is 0.2470, 0.2435, 0.2616
 
@@ -26,8 +26,7 @@ class Layout:
 
     Attributes:
         folder: its folder below the data folder.
-        train: records of each training file.
-        test: records of each test file.
+        train, test: records of each file.
         labels: how many classes each label byte of a record tells apart; the last one is the one to learn.
         names: the file with one class name a line.
     """
@@ -66,10 +65,8 @@ def check_cifar(layout: Layout, folder: Path) -> None:
         path, expected = folder / layout.folder / name, records * layout.record
         found = path.stat().st_size
         if found != expected:
-            raise FedrolexError(
-                f"{path} has {found:,} bytes, expected {expected:,} ({records:,} records of {layout.record:,}): "
-                "it is damaged or not the publisher's binary version; get it again"
-            )
+            wanted = f"expected {expected:,} ({records:,} records of {layout.record:,})"
+            raise FedrolexError(f"{path} has {found:,} bytes, {wanted}: {DAMAGED}")
     (folder / layout.folder / layout.names).stat()
 
 
@@ -99,22 +96,13 @@ def _read(layout: Layout, folder: Path, files: Mapping[str, int]) -> tuple[Tenso
     pixels, classes = images.view(count, PIXELS).numpy(), labels.numpy()
     at = 0
     for name, records in files.items():
-        with open(folder / name, "rb") as file:
-            for first in range(0, records, CHUNK):
-                rows = min(CHUNK, records - first)
-                raw = np.fromfile(file, np.uint8, rows * layout.record).reshape(rows, layout.record)
-                for byte, allowed in enumerate(layout.labels):
-                    _check_labels(raw[:, byte], allowed, folder / name, first)
-                pixels[at : at + rows] = raw[:, len(layout.labels) :]
-                classes[at : at + rows] = raw[:, len(layout.labels) - 1]
-                at += rows
+        raw = np.memmap(folder / name, np.uint8, "r", shape=(records, layout.record))
+        for byte, allowed in enumerate(layout.labels):
+            wrong = np.flatnonzero(raw[:, byte] >= allowed)
+            if len(wrong):
+                label = f"{folder / name}, record {wrong[0]:,}: label {raw[wrong[0], byte]}"
+                raise FedrolexError(f"{label}, expected 0 to {allowed - 1}: {DAMAGED}")
+        pixels[at : at + records] = raw[:, len(layout.labels) :]
+        classes[at : at + records] = raw[:, len(layout.labels) - 1]
+        at += records
     return images, labels
-
-
-def _check_labels(labels: np.ndarray[tuple[int], np.dtype[np.uint8]], allowed: int, path: Path, first: int) -> None:
-    wrong = np.flatnonzero(labels >= allowed)
-    if len(wrong):
-        raise FedrolexError(
-            f"{path}, record {first + int(wrong[0]):,}: label {labels[wrong[0]]}, expected 0 to {allowed - 1}: "
-            "it is damaged or not the publisher's binary version; get it again"
-        )

@@ -16,7 +16,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fedrolex.core import FedrolexError
-from fedrolex.data.cifar import CIFAR10, CIFAR100, check_cifar
+from fedrolex.data.cifar import CIFAR10, CIFAR100, Layout, check_cifar
 from fedrolex.data.idx import FOLDER, check_fashion
 
 CHUNK = 2**18  # bytes read at once
@@ -66,24 +66,19 @@ def _one_of(*choices: tuple[str, ...]) -> Callable[[Path], None]:
 
     def check(folder: Path) -> None:
         if not any(all((folder / file).is_file() for file in files) for files in choices):
-            (folder / choices[0][0]).stat()  # raises with the name that was looked for
-            raise FileNotFoundError(2, "not a file", str(folder / choices[0][0]))
+            raise FileNotFoundError(2, "not there, or not a file", str(folder / choices[0][0]))
 
     return check
 
 
+def _cifar(layout: Layout, file: str, size: int, md5: str) -> Source:
+    return Source(layout.folder, partial(check_cifar, layout), (Published(CIFAR + file, size, md5),))
+
+
 STACKOVERFLOW_H5 = tuple(f"stackoverflow/stackoverflow_{part}.h5" for part in ("train", "test"))
 CATALOGUE = {
-    "cifar10": Source(
-        CIFAR10.folder,
-        partial(check_cifar, CIFAR10),
-        (Published(CIFAR + "cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),),
-    ),
-    "cifar100": Source(
-        CIFAR100.folder,
-        partial(check_cifar, CIFAR100),
-        (Published(CIFAR + "cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),),
-    ),
+    "cifar10": _cifar(CIFAR10, "cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),
+    "cifar100": _cifar(CIFAR100, "cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),
     "fashion-mnist": Source(
         FOLDER,
         check_fashion,
@@ -126,17 +121,9 @@ def lacking(source: Source, folder: Path) -> str | None:
 
 
 def get(name: str, folder: Path, progress: Progress | None = None) -> bool:
-    """Download a data set into its folder below the data folder, unless it is there and complete.
+    """Download a data set into its folder below the data folder, unless it is complete; whether that was needed.
 
     An interrupted download goes on where it ended when asked for again; an interrupted unpacking leaves nothing.
-
-    Args:
-        name: of the catalogue.
-        folder: where data sets lie; made if need be.
-        progress: called with the file, the bytes of it that are there, and its length.
-
-    Returns:
-        Whether anything had to be got.
     """
     source = find_source(name)
     lack = lacking(source, folder)
@@ -155,10 +142,8 @@ def get(name: str, folder: Path, progress: Progress | None = None) -> bool:
         raise FedrolexError(f"cannot make the folder {into} ({error.strerror}): give another with --data") from None
     for file in source.files:
         final = into / file.name
-        if final.is_file() and _md5(final) == file.md5:
-            part = final
-        else:
-            part = download(file, into, progress or (lambda _name, _there, _all: None))
+        there = final.is_file() and _md5(final) == file.md5
+        part = final if there else download(file, into, progress or (lambda _name, _there, _all: None))
         if packed:
             unpack(part, source, folder)
             if part != final:
@@ -183,10 +168,9 @@ def download(file: Published, folder: Path, progress: Progress) -> Path:
     found = _md5(part)
     if found != file.md5:
         part.unlink()
-        raise FedrolexError(
-            f"{file.url} has MD5 {found}, expected {file.md5}: damaged on the way or changed by its publisher; "
-            f"get it again, or bring the right file to {folder / file.name}"
-        )
+        why = "damaged on the way or changed by its publisher"
+        remedy = f"get it again, or bring the right file to {folder / file.name}"
+        raise FedrolexError(f"{file.url} has MD5 {found}, expected {file.md5}: {why}; {remedy}")
     return part
 
 
@@ -212,10 +196,8 @@ def _receive(file: Published, part: Path, there: int, progress: Progress) -> Non
             _receive(file, part, 0, progress)
             return
         if total not in (None, file.bytes):
-            raise FedrolexError(
-                f"{file.url} has {total:,} bytes, expected {file.bytes:,}: not the published file, perhaps a page of "
-                f"a proxy: {_otherwise(part)}"
-            )
+            why = f"not the published file, perhaps a page of a proxy: {_otherwise(part)}"
+            raise FedrolexError(f"{file.url} has {total:,} bytes, expected {file.bytes:,}: {why}")
         there = start if there else 0
         with open(part, "ab" if there else "wb") as out:
             while there < file.bytes:
@@ -224,10 +206,8 @@ def _receive(file: Published, part: Path, there: int, progress: Progress) -> Non
                 except (OSError, HTTPException):
                     chunk = b""
                 if not chunk:
-                    raise FedrolexError(
-                        f"{file.url}: the connection ended after {there:,} of {file.bytes:,} bytes: get it again, "
-                        "it goes on from there"
-                    )
+                    ended = f"the connection ended after {there:,} of {file.bytes:,} bytes"
+                    raise FedrolexError(f"{file.url}: {ended}: get it again, it goes on from there")
                 out.write(chunk)
                 there += len(chunk)
                 progress(file.name, there, file.bytes)
@@ -282,9 +262,8 @@ def _extract(archive: Path, top: str, into: Path) -> None:
                 _refuse(member, top, archive)
                 count, size = count + 1, size + member.size
                 if count > MEMBERS or size > UNPACKED:
-                    raise FedrolexError(
-                        f"{archive} holds more than {MEMBERS:,} files or {UNPACKED:,} bytes at {member.name!r}: refused"
-                    )
+                    most = f"more than {MEMBERS:,} files or {UNPACKED:,} bytes"
+                    raise FedrolexError(f"{archive} holds {most} at {member.name!r}: refused")
                 if member.isreg():
                     tar.extract(member, into, filter="data")
     except tarfile.FilterError as error:

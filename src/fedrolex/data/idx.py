@@ -8,7 +8,6 @@ import gzip
 import zlib
 from math import prod
 from pathlib import Path
-from typing import IO, cast
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     """The uint8 values of an IDX file that must have this shape; ``.gz`` files are decompressed on the way."""
     header = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
     try:
-        with _open(path) as file:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             start = file.read(len(header))
             if start[:4] != header[:4]:
                 raise FedrolexError(
@@ -85,7 +84,3 @@ def _find(path: Path) -> Path:
         return packed
     path.stat()  # FileNotFoundError with the name that was looked for
     return path
-
-
-def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else open(path, "rb")

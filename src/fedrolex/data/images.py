@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrolex.core import DATASETS, FedrolexError, shuffle
+from fedrolex.core import DATASETS, FedrolexError, in_one_line, shuffle
 from fedrolex.data import cifar, idx
 from fedrolex.data.get import CATALOGUE
 
@@ -31,10 +31,8 @@ class ImageSet:
     """Images with labels, a part to learn from and a part to test on.
 
     Attributes:
-        train_x: uint8 ``(n, channels, height, width)``, 0 to 255.
-        train_y: int64 ``(n,)``, places in ``classes``.
-        test_x: as ``train_x``.
-        test_y: as ``train_y``.
+        train_x, test_x: uint8 ``(n, channels, height, width)``, 0 to 255.
+        train_y, test_y: int64 ``(n,)``, places in ``classes``.
         classes: their names.
         mean: of each channel, with 255 counted as 1; counted where it is not given.
         std: standard deviation of each channel in the same unit; 1 for a channel that never varies.
@@ -51,10 +49,8 @@ class ImageSet:
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             if x.dtype != torch.uint8 or x.ndim != 4 or y.dtype != torch.int64 or y.shape != x.shape[:1]:
-                raise FedrolexError(
-                    f"{part}_x of an ImageSet is {x.dtype} {tuple(x.shape)}, {part}_y {y.dtype} {tuple(y.shape)}: "
-                    "give uint8 (n, channels, height, width) and int64 (n,)"
-                )
+                given = f"{part}_x of an ImageSet is {x.dtype} {tuple(x.shape)}, {part}_y {y.dtype} {tuple(y.shape)}"
+                raise FedrolexError(f"{given}: give uint8 (n, channels, height, width) and int64 (n,)")
         if not (self.mean and self.std):
             for name, value in zip(("mean", "std"), moments(self.train_x), strict=True):
                 object.__setattr__(self, name, value)
@@ -73,17 +69,13 @@ def load_images(name: str, folder: Path, seed: int = 0) -> ImageSet:
     if name not in DATASETS.names() and (":" not in name or Path(name).expanduser().is_dir()):
         return _own_folder(name, seed)
     load = DATASETS.find(name)
-    try:
-        found = load(folder, seed)
-    except FedrolexError:
-        raise
-    except (FileNotFoundError, NotADirectoryError) as error:
-        get = f"run `fedrolex data get {name}`, or say" if name in CATALOGUE else "say"
-        raise FedrolexError(
-            f"{name} is not in {folder}: looked for {error.filename}: {get} where it is with --data or FEDROLEX_DATA"
-        ) from None
-    except Exception as error:
-        raise FedrolexError(f"task.data {name}: {type(error).__name__}: {error}") from error
+    with in_one_line(f"task.data {name}"):
+        try:
+            found = load(folder, seed)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            get = f"run `fedrolex data get {name}`, or say" if name in CATALOGUE else "say"
+            remedy = f"{get} where it is with --data or FEDROLEX_DATA"
+            raise FedrolexError(f"{name} is not in {folder}: looked for {error.filename}: {remedy}") from None
     if not isinstance(found, ImageSet):
         raise FedrolexError(f"task.data {name} gave a {type(found).__name__}: give {DATASETS.expected}")
     return found
@@ -231,10 +223,8 @@ def _alike(paths: Sequence[Path]) -> tuple[tuple[int, int], str]:
     odd = next((i for i, kind in enumerate(kinds) if kind != (size, mode)), None)
     if odd is not None:
         (width, height), other = kinds[odd]
-        raise FedrolexError(
-            f"{paths[odd]} is {width}×{height} {other}, most others are {size[0]}×{size[1]} {mode}: "
-            "all images must have one size and mode, resize them first"
-        )
+        found = f"{paths[odd]} is {width}×{height} {other}, most others are {size[0]}×{size[1]} {mode}"
+        raise FedrolexError(f"{found}: all images must have one size and mode, resize them first")
     if mode not in CHANNELS:
         raise FedrolexError(f"{paths[0]} has mode {mode}: convert the images to one of {', '.join(CHANNELS)} first")
     return size, mode

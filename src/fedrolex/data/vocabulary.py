@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +37,7 @@ def split_tokens(sentence: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words a model knows.
-
-    Attributes:
-        words: V different words, the most frequent first; ``words[0]`` has number 1.
-    """
+    """The words a model knows: V different ones, the most frequent first; ``words[0]`` has number 1."""
 
     words: tuple[str, ...]
 
@@ -69,9 +66,7 @@ class Vocabulary:
         last: int | None = None
         try:
             with path.open(encoding="utf-8") as lines:
-                for line in lines:
-                    if len(words) == size:
-                        break
+                for line in islice(lines, size):
                     word, *count = re.split(r"[ \t]+", line.strip(" \t\r\n"))
                     where = f"{path}, line {len(words) + 1}"
                     if not word or len(count) > 1 or not all(re.fullmatch("[0-9]{1,18}", part) for part in count):
@@ -117,18 +112,10 @@ class Vocabulary:
 
 
 def encode(sentences: Sequence[NDArray[np.int64]], vocabulary: Vocabulary, length: int = 20) -> tuple[Tensor, Tensor]:
-    """Sentences as inputs and targets of a next-word model.
+    """Inputs and targets of a next-word model, each int64 ``(len(sentences), length)``, from word numbers.
 
     A sentence keeps its first ``length`` words; begin comes before it, end after it if it has fewer than
     ``length`` words, and zeros fill it up. The targets are the inputs moved by one place.
-
-    Args:
-        sentences: word numbers, one array a sentence.
-        vocabulary: what the numbers are of; it has the numbers of begin and end.
-        length: places in a row.
-
-    Returns:
-        Two int64 tensors of shape ``(len(sentences), length)``: inputs and targets.
     """
     if length < 1:
         raise FedrolexError(f"sentences of {length} words: give a length of at least 1")

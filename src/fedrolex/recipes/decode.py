@@ -50,11 +50,9 @@ def _listed(value: Any) -> Any:
 
 
 def from_plain(cls: Any, data: Any, path: str = "", base: Any = None, unknown: Unknown | None = None) -> Any:
-    """A dataclass from plain data; a bare word stands for its ``name``.
+    """A dataclass from plain data, values by field; a bare word stands for its ``name``.
 
     Args:
-        cls: the dataclass.
-        data: values by field.
         path: of the section, for messages.
         base: an instance whose values count where ``data`` has none; those of the class by default.
         unknown: says what is wrong with a key that the class does not have.

@@ -135,10 +135,6 @@ class ImagesRecipe(TaskRecipe):
     def open(self, fleet: FleetRecipe, *, seed: int, folder: Path, mask: Mask) -> tuple[Task, Fleet]:
         """The task, its images spread over the fleet."""
         made = fleet.build(seed)
-        return self.build(made, fleet.server_scale, seed, folder, mask), made
-
-    def build(self, fleet: Fleet, scale: int, seed: int, folder: Path, mask: Mask) -> Task:
-        """The task, spread over the clients of a fleet whose server is ``scale`` times wider than the task's model."""
         images = load_images(self.data, folder, seed)
         shape = _shape(images)
         classes = shape[0]
@@ -148,8 +144,8 @@ class ImagesRecipe(TaskRecipe):
         train = whole.rows(held["rest"]) if self.validation or aside else whole
         if self.limit is not None:
             train, test = _some(train, self.limit, seed), _some(test, self.limit, seed)
-        parts, test_parts = self.partition.split(train.y, test.y, classes, fleet, scale, seed)
-        return Classification(
+        parts, test_parts = self.partition.split(train.y, test.y, classes, made, fleet.server_scale, seed)
+        task = Classification(
             name=self.data,
             build=partial(self._made, shape),
             build_for=lambda channels, scale: self._made((classes, channels, shape[2]), scale),
@@ -165,6 +161,7 @@ class ImagesRecipe(TaskRecipe):
             mask="neg_inf" if mask == "none" else mask,
             classes=classes,
         )
+        return task, made
 
     def _pixels(self, images: ImageSet) -> Pixels:
         """How stored images become inputs."""

@@ -89,10 +89,8 @@ class Recipe:
                 plain = f"start from plain words with Recipe().with_settings(['{name}...=...'])"
                 raise FedrolexError(f"Recipe({name}={getattr(self, name)!r}): give a {kind.__name__}, or {plain}")
         if type(self.client) not in (ClientRecipe, LocalTraining):
-            name = type(self.client).__name__
-            raise FedrolexError(
-                f"Recipe(client={name}(...)): give a ClientRecipe; other work comes from a method's work()"
-            )
+            given = f"Recipe(client={type(self.client).__name__}(...))"
+            raise FedrolexError(f"{given}: give a ClientRecipe; other work comes from a method's work()")
         METHODS.name_of(type(self.method))  # gives it its name
         TASKS.name_of(type(self.task))
         if self.format != FORMAT:
@@ -108,10 +106,6 @@ class Recipe:
             raise FedrolexError(f"deadline is {self.deadline}: give seconds above 0, or null")
         if self.quorum > self.fleet.cohort:
             raise FedrolexError(f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: give fewer")
-
-    def with_parts(self) -> Recipe:
-        """The recipe with what its method needs of the task, where nothing is said of it."""
-        return replace(self, task=self.task.completed(self.method.wants()))
 
     def with_whole_paths(self) -> Recipe:
         """The recipe with its files named in full, so that a run can be resumed from anywhere."""

@@ -17,13 +17,9 @@ from fedrolex.tasks import Mask, Task
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecipe(ABC):
-    """A section ``task``: a subclass's fields are its keys, and it opens its data for a fleet.
+    """A section ``task``: a subclass's fields are its keys, and it opens its data for a fleet."""
 
-    Attributes:
-        name: as in recipes; set when the class is registered.
-    """
-
-    name: ClassVar[str] = "task"
+    name: ClassVar[str] = "task"  # as in recipes; set when the class is registered
 
     @abstractmethod
     def open(self, fleet: FleetRecipe, *, seed: int, folder: Path, mask: Mask) -> tuple[Task, Fleet]:

@@ -134,10 +134,8 @@ class WordsRecipe(TaskRecipe):
         if self.data in TEXTS:
             source = find_source(self.data)
             if lacking(source, folder) is not None:
-                raise FedrolexError(
-                    f"{self.data} is not in {folder}: put {source.about} into {folder / source.folder}, "
-                    "or say where it is with --data or FEDROLEX_DATA"
-                )
+                remedy = f"put {source.about} into {folder / source.folder}, or say where it is"
+                raise FedrolexError(f"{self.data} is not in {folder}: {remedy} with --data or FEDROLEX_DATA")
         path = folder / TEXTS[self.data] if self.data in TEXTS else Path(self.data).expanduser()
         if self.data == "stackoverflow" and not path.is_file():
             train, test = (folder / name for name in STACKOVERFLOW_H5)

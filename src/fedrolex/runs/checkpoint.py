@@ -26,11 +26,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file all or nothing: a new one beside the old one, flushed, then put in its place.
-
-    Raises:
-        FedrolexError: the disk is full or cannot be written; the old file is as it was.
-    """
+    """Write a file all or nothing: a new one beside the old one, flushed, then put in its place."""
     new = path.with_name(f".{path.name}.new")
     try:
         with open(new, "wb") as file:
@@ -50,12 +46,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a checkpoint and what it says about itself.
-
-    Raises:
-        FedrolexError: the file is missing, damaged, foreign, or of a newer format.
-    """
-    tensors, about = _read(path)
+    """The tensors of a checkpoint and what it says about itself; a foreign file or a newer format is refused."""
+    tensors, about = read_any(path)
     if not isinstance(about, dict) or about.get("kind") != KIND:
         raise FedrolexError(f"{path} is not a checkpoint of a fedrolex run")
     if about.get("format") not in ("1", FORMAT):
@@ -64,13 +56,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, about
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of any safetensors file, a checkpoint's or another's."""
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """The tensors of a safetensors file, and what this package wrote about them."""
+def read_any(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """The tensors of any safetensors file, a checkpoint's or another's, and what this package wrote about them."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping

@@ -17,11 +17,9 @@ COPIES = (" @public ids", " @public labels")  # every network had its own, all t
 
 
 def in_sections(tensors: Mapping[str, Tensor], state: State) -> dict[str, Tensor]:
-    """The tensors of a checkpoint as ``section:name``.
+    """The tensors of a checkpoint, by their names of format 1, as ``section:name``.
 
-    Args:
-        tensors: by their names of format 1.
-        state: of the run before its first round. Sections that format 1 did not store stay as they are there.
+    Sections that format 1 did not store stay as in ``state``, which is the run's before its first round.
     """
     left = {name: tensor for name, tensor in tensors.items() if not name.endswith(COPIES)}
     found: dict[str, Tensor] = {}

@@ -42,15 +42,11 @@ def jobs_of(method: Method, server: Server, round: int) -> list[Job]:
         found, keys = method.jobs(server, round), set()
         for job in found:
             if job.network not in server.networks or not all(section in server.state for section in job.sections):
-                raise FedrolexError(
-                    f"jobs() of method {method.name} asks for network {job.network!r} with sections "
-                    f"{', '.join(job.sections)}: the run has {', '.join(server.state)}"
-                )
+                asked = f"asks for network {job.network!r} with sections {', '.join(job.sections)}"
+                raise FedrolexError(f"jobs() of method {method.name} {asked}: the run has {', '.join(server.state)}")
             if job.key in keys:
-                raise FedrolexError(
-                    f"jobs() of method {method.name} gives client {job.client} two jobs of one name: "
-                    "tell them apart with Job(..., name=...)"
-                )
+                twice = f"gives client {job.client} two jobs of one name: tell them apart with Job(..., name=...)"
+                raise FedrolexError(f"jobs() of method {method.name} {twice}")
             keys.add(job.key)
     return found
 

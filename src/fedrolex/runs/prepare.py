@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     device = pick_device(recipe.device)
     engine = make_engine(recipe, device)
     told = [make_callback(name) for name in recipe.callbacks]
-    recipe = recipe.with_parts()
+    recipe = replace(recipe, task=recipe.task.completed(recipe.method.wants()))
     if task is None:
         folder = data_folder(recipe.data)
         task, fleet = recipe.task.open(recipe.fleet, seed=recipe.seed, folder=folder, mask=recipe.client.mask)
@@ -56,7 +56,7 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     )
     if recipe.weights is not None:
         try:
-            training.start_from(checkpoint.read_weights(Path(recipe.weights)))
+            training.start_from(checkpoint.read_any(Path(recipe.weights))[0])
         except FedrolexError as error:
             raise FedrolexError(f"weights {recipe.weights}: {error}") from None
     return training

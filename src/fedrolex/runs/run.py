@@ -181,10 +181,8 @@ class Run:
             server.clients.restore(server.round)
         rows = self.rows()[: server.round]
         if [row["round"] for row in rows] != list(range(server.round)):
-            raise FedrolexError(
-                f"{self.metrics} does not hold rounds 0 to {server.round - 1} any more: "
-                "remove the checkpoint to start the run again, or put the file back"
-            )
+            remedy = "remove the checkpoint to start the run again, or put the file back"
+            raise FedrolexError(f"{self.metrics} does not hold rounds 0 to {server.round - 1} any more: {remedy}")
         checkpoint.write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     @staticmethod

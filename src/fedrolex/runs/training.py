@@ -124,11 +124,9 @@ class Training:
 
     def _kept(self, job: Job) -> Mapping[str, Tensor] | None:
         """What a client kept for a job, on the server's device."""
-        found = None if self.server.clients is None else self.server.clients.get(job.client)
-        if found is None:
-            return None
+        found = self.server.clients.get(job.client) if self.server.clients is not None else None
         mine = job.name and f"{job.name}:"
-        own = {name.removeprefix(mine): tensor for name, tensor in found.items() if name.startswith(mine)}
+        own = {name.removeprefix(mine): tensor for name, tensor in (found or {}).items() if name.startswith(mine)}
         return {name: tensor.to(self.server.device) for name, tensor in own.items()} or None
 
     def _upcoming(self) -> list[Job]:
@@ -196,9 +194,8 @@ class Training:
         except FedrolexError as error:
             return str(error)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            raise FedrolexError(
-                f"take() of method {self.method.name} failed: {type(error).__name__}: {one_line(error)}"
-            ) from error
+            said = f"{type(error).__name__}: {one_line(error)}"
+            raise FedrolexError(f"take() of method {self.method.name} failed: {said}") from error
         round.taken.append(upload.job)
         if upload.kept is not None:
             mine = upload.job.name and f"{upload.job.name}:"
@@ -213,9 +210,8 @@ class Training:
             fresh = {n: t for n, t in tensors.items() if t is not old.get(n) and not round.average.vouches_for(t)}
             broken = not_finite(fresh)
             if broken is not None:
-                raise FedrolexError(
-                    f"round {round.number}: {section}:{broken} is no longer finite after the server's step"
-                )
+                what = f"{section}:{broken} is no longer finite after the server's step"
+                raise FedrolexError(f"round {round.number}: {what}")
         return new
 
     def _commit(self, round: Round, new: State) -> None:
@@ -236,9 +232,8 @@ class Training:
         except ValueError as error:  # a batch norm that was given a single value a channel
             raise FedrolexError(f"the model could not be evaluated: {one_line(error)}") from error
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            raise FedrolexError(
-                f"the model that method {self.method.name} judges could not be evaluated: {one_line(error)}"
-            ) from error
+            judged = f"the model that method {self.method.name} judges"
+            raise FedrolexError(f"{judged} could not be evaluated: {one_line(error)}") from error
         except RuntimeError as failure:
             if not (out_of_memory(failure) and self.engine.release()):
                 raise
@@ -277,9 +272,8 @@ class Training:
     def _start_section(self, section: str, tensors: Mapping[str, Tensor]) -> None:
         """Give a section its tensors; only the main network's must be there."""
         own = self.server.state[section]
-        known = {
-            name: tensors.get(f"{section}:{name}", tensors.get(name) if section == MODEL else None) for name in own
-        }
+        plain = tensors if section == MODEL else {}
+        known = {name: tensors.get(f"{section}:{name}", plain.get(name)) for name in own}
         given = {name: tensor for name, tensor in known.items() if tensor is not None}
         missing = next((name for name in own if name not in given), None)
         if missing is not None and (given or section == MODEL):
