@@ -1,7 +1,5 @@
 """What a client is asked in a round, and what it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -100,7 +98,7 @@ class RoundPlan:
     networks: Mapping[str, Network]
     tensors: Mapping[str, Tensors]
     task: Task
-    work: LocalTraining
+    work: "LocalTraining"
     jobs: Sequence[Job]
     deadline: float | None = None
     tell_labels: bool = False
@@ -121,11 +119,6 @@ class RoundPlan:
     def widths(self, job: Job) -> tuple[tuple[str, int], ...]:
         """The width of every axis of the job's network: what the shapes of its tensors depend on."""
         return tuple(self.axes(job).widths(job.window).items())
-
-    @property
-    def uninterrupted(self) -> bool:
-        """Whether every client does all of its steps: no deadline, no stragglers."""
-        return self.deadline is None and all(job.part == 1 for job in self.jobs)
 
 
 @dataclass(frozen=True, eq=False)

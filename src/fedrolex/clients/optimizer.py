@@ -1,9 +1,8 @@
 """The optimiser's step, in place on lists of tensors: nothing is read back, so it can be captured and compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -27,12 +26,11 @@ class Memory:
     count: Tensor
     constants: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    @staticmethod
-    def of(parameters: Sequence[Tensor]) -> Memory:
+    @classmethod
+    def of(cls, parameters: Sequence[Tensor]) -> Self:
         """Empty, for these parameters."""
-        zeros = [torch.zeros_like(p) for p in parameters]
-        count = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)
-        return Memory(zeros, [torch.zeros_like(p) for p in parameters], count)
+        first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+        return cls(first, second, torch.zeros((), dtype=torch.float64, device=first[0].device if first else None))
 
     def begin(self, constants: Mapping[str, Sequence[Tensor]], *, means: bool = True, squares: bool = True) -> None:
         """A new round; tensors stay where they are, so that a captured step reads the new values.

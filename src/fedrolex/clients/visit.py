@@ -106,8 +106,7 @@ class Visit:
 
     def upload(self, finite: bool | None = None) -> Upload:
         """The client's answer."""
-        labels = self.labels.tolist() if self.plan.tell_labels else None
-        count = len(self.examples)
+        labels, count = self.labels.tolist() if self.plan.tell_labels else None, len(self.examples)
         return Upload(self.job, self.trained, count, self.loss, self.steps, labels, finite, self.sent, self.kept)
 
 
@@ -123,9 +122,7 @@ def stream_seed(plan: RoundPlan, job: Job) -> int:
 
 def examples_of(plan: RoundPlan, job: Job, known: Mapping[int, Examples] | None = None) -> Examples:
     """What a client holds; a client without examples raises."""
-    found = (known or {}).get(job.client)
-    if found is None:
-        found = plan.task.client(job.client)
+    found = known[job.client] if known and job.client in known else plan.task.client(job.client)
     if not len(found):
         raise ValueError("has no examples")
     return found
@@ -133,5 +130,4 @@ def examples_of(plan: RoundPlan, job: Job, known: Mapping[int, Examples] | None 
 
 def why_failed(failure: BaseException) -> str:
     """Why a client is dropped, in one line."""
-    known = isinstance(failure, FedrolexError)
-    return str(failure) if known else f"{type(failure).__name__}: {one_line(failure)}"
+    return str(failure) if isinstance(failure, FedrolexError) else f"{type(failure).__name__}: {one_line(failure)}"

@@ -1,10 +1,9 @@
 """What servers have at hand that learn from clients' answers to public examples."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +60,8 @@ class Group:
     uploads: Sequence[Tensors] = ()
     weights: Sequence[float] = ()
 
-    @staticmethod
-    def of(round: Round, new: State, section: str, window: Window, network: str = MODEL) -> Group:
+    @classmethod
+    def of(cls, round: Round, new: State, section: str, window: Window, network: str = MODEL) -> Self:
         """The clients that trained a window of a section of the server's state, now averaged in ``new``."""
         found = round.server.networks[network]
         with torch.random.fork_rng(devices=[]):
@@ -70,7 +69,7 @@ class Group:
         received = found.axes.take(round.state[section], window)
         mine = [(upload.tensors, weight) for upload, weight in round.uploads if upload.job.sections[0] == section]
         average = found.axes.take(new[section], window) if section in new else received
-        return Group(module, received, average, [tensors for tensors, _ in mine], [weight for _, weight in mine])
+        return cls(module, received, average, [tensors for tensors, _ in mine], [weight for _, weight in mine])
 
     def load(self, tensors: Tensors) -> nn.Module:
         """The module with these tensors."""
@@ -82,7 +81,7 @@ class Group:
 
     def tensors(self) -> dict[str, Tensor]:
         """A copy of the module's tensors, of the names that travel."""
-        held: Mapping[str, Tensor] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        held = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         return {name: held[name].detach().clone() for name in self.average}
 
     def scores(self, tensors: Tensors, inputs: Tensor) -> Tensor:

@@ -7,8 +7,6 @@ round's examples. The server averages the probabilities, lowers their entropy (E
 *probabilities*, divided by T), and its own model learns the result, which goes out with the next round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -40,7 +38,7 @@ class LabelExchange(LocalTraining):
         public: inputs of all public examples, ``(n, …)``.
     """
 
-    method: DSFL
+    method: "DSFL"
     public: Tensor = field(repr=False, compare=False)
 
     def before(self, visit: Visit) -> None:
@@ -49,9 +47,8 @@ class LabelExchange(LocalTraining):
             visit.received = dict(visit.job.kept)
         last = visit.job.sent[LAST]
         if int(last["ids"][0]) >= 0:
-            plan, module = visit.plan, visit.module(visit.received)
-            inputs = self.public[last["ids"]]
-            self.method.learn(module, inputs, last["labels"], plan.seed, plan.round, visit.job.client)
+            module, key = visit.module(visit.received), (visit.plan.seed, visit.plan.round, visit.job.client)
+            self.method.learn(module, self.public[last["ids"]], last["labels"], *key)
             visit.received = copied(visit.network.axes.state(module, visit.job.window))
 
     def after(self, visit: Visit) -> None:

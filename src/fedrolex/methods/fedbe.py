@@ -129,8 +129,7 @@ class FedBE(OneSize, Weighted):
         lr, momentum, decay = self.lr, self.momentum, self.weight_decay
         optimizer = torch.optim.SGD(student.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
         averaged: dict[str, Tensor] = {}
-        seen = 0
-        steps = self.epochs * -(-len(public.inputs) // self.batch)
+        seen, steps = 0, self.epochs * -(-len(public.inputs) // self.batch)
         for step, rows in enumerate(public.batches(self.batch, steps, "distil"), 1):
             said = student(public.inputs[rows]).log_softmax(1)
             loss = nn.functional.kl_div(said, target[rows], reduction="batchmean")

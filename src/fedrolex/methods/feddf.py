@@ -71,14 +71,9 @@ class FedDF(ModelPerCapacity):
     def taught(
         self, group: Group, target: Tensor, public: Public, held: Tensor, y: Tensor, key: str = ""
     ) -> dict[str, Tensor]:
-        """The average of one capacity after learning the target.
+        """The average of one capacity after learning the target, probabilities ``(n, classes)``.
 
-        Args:
-            group: the clients of the capacity.
-            target: probabilities ``(n, classes)`` for the public examples.
-            public: the public examples.
-            held, y: inputs and classes of the held-out examples.
-            key: tells the order of batches of one capacity from that of another.
+        ``held`` and ``y`` are the held-out examples to judge by; ``key`` is that of the capacity's order of batches.
         """
         student = group.load(group.average).train()
         optimizer = torch.optim.Adam(student.parameters(), lr=self.lr)

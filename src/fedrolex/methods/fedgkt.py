@@ -7,12 +7,10 @@ example back; in the next round the client learns from those too. Logits belong 
 batch: the released code mixes them up whenever it shuffles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +34,7 @@ FIRST, SECOND, STEPS = "adam.first", "adam.second", "adam"
 
 
 class Edge(nn.Module):
-    """A client's network: one convolution whose maps are sent, and a small head that never leaves the client.
-
-    Args:
-        channels: of the images.
-        classes: of the scores.
-    """
+    """A client's network: one convolution whose maps are sent, and a small head that never leaves the client."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -73,7 +66,7 @@ class EdgeTraining(LocalTraining):
     order in which they are stored.
     """
 
-    method: FedGKT
+    method: "FedGKT"
 
     def before(self, visit: Visit) -> None:
         """Go on with one's own network."""
@@ -103,8 +96,7 @@ class EdgeTraining(LocalTraining):
     @torch.no_grad()
     def after(self, visit: Visit) -> None:
         """Keep the network; send maps, logits and labels."""
-        edge, x = visit.module(visit.trained).eval(), visit.plan.task.inputs(visit.examples.x)
-        assert isinstance(edge, Edge)
+        edge, x = cast(Edge, visit.module(visit.trained).eval()), visit.plan.task.inputs(visit.examples.x)
         visit.sent = {"maps": edge.features(x), "logits": edge(x), "labels": visit.examples.y}
         visit.kept = copied(visit.trained) | (visit.kept or {})
 
@@ -190,14 +182,7 @@ class FedGKT(Method):
     def step(
         self, module: nn.Module, memory: Memory, x: Tensor, y: Tensor, teacher: Tensor | None, alpha: float
     ) -> Tensor:
-        """One step of Adam on the labels of a batch and, where there is a teacher, on its logits; returns the loss.
-
-        Args:
-            module: what is trained, in place.
-            memory: of Adam.
-            x, y, teacher: inputs and classes of the batch, and the teacher's logits.
-            alpha: weight of the teacher.
-        """
+        """One step of Adam on labels and, by ``alpha``, on a teacher's logits where there are any; returns the loss."""
         module.train()
         parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         said = module(x)
@@ -240,9 +225,7 @@ class FedGKT(Method):
         network, first = server.networks[EDGE], server.state[EDGE]
         tensors = first if own is None else {name: own[name].to(server.device) for name in first}
         network.axes.load(network.module, tensors)
-        edge = network.module.eval()
-        assert isinstance(edge, Edge)
-        return edge
+        return cast(Edge, network.module.eval())
 
     def traffic(self, server: Server, job: Job, upload: Upload | None) -> tuple[int, int]:
         """Maps, logits and labels to the server; as many logits back."""

@@ -9,6 +9,7 @@ layer). Everything else is FedRolex. Keys say something about a client's data: t
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -29,24 +30,17 @@ KNOWN = 10_000  # clients whose keys are remembered
 class Selected:
     """A task as clients with keys see it: numbers of words or classes are places among a client's keys.
 
-    A word that is not among the keys is read as the unknown word, and ignored where it should be predicted.
-
-    Args:
-        task: with numbers of words or classes.
-        count: keys of every client; None is what the client has.
+    A word that is not among the keys is read as the unknown word, and ignored where it should be predicted. With
+    ``count``, every client has so many keys; with None, what it has data of.
     """
 
     def __init__(self, task: Task, count: int | None) -> None:
         self.task, self.count = task, count
-        self._known: dict[int, Tensor] = {}
+        self.keys = lru_cache(maxsize=KNOWN)(self._keys)
 
-    def keys(self, client: int) -> Tensor:
+    def _keys(self, client: int) -> Tensor:
         """A client's keys, int64, ascending."""
-        if client not in self._known:
-            if len(self._known) >= KNOWN:
-                self._known.clear()
-            self._known[client] = own_keys(self.task, self.task.client(client), self.count)
-        return self._known[client]
+        return own_keys(self.task, self.task.client(client), self.count)
 
     def client(self, number: int) -> Examples:
         """A client's examples, in places."""

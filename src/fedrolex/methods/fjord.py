@@ -7,8 +7,6 @@ trains p_max, and p learns what p_max says. Positions are averaged over the clie
 statistics of batch norms are kept apart for every width: shared ones would fit none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -35,10 +33,7 @@ from fedrolex.tasks import masked
 class Narrow:
     """A model of the first nodes of another, with parameters of its own that are copies of the wider model's.
 
-    Attributes:
-        module: of the narrower width.
-        parameters: its trainable parameters, in the order of the wider model's.
-        places: where each parameter lies in the wider model's.
+    ``parameters`` are the trainable ones in the order of the wider model's; ``places`` says where each lies in those.
     """
 
     module: nn.Module
@@ -71,9 +66,7 @@ class OrderedDropout(LocalTraining):
 
     Attributes:
         widths: that batches are trained at, as parts of the server's model.
-        distil: train the whole sub-model at every batch, and let the drawn width learn from it.
-        alpha: how much the drawn width learns from the whole sub-model, the rest is learned from labels.
-        temperature: of that distillation.
+        distil, alpha, temperature: see :class:`Fjord`.
     """
 
     widths: Sequence[Fraction] = ()
@@ -94,9 +87,8 @@ class OrderedDropout(LocalTraining):
                 own, within = dict(module.named_parameters()), ordered.inner(axes, job.capacity, width)
                 places = [regions(name, axes.tensors[name].dims, held, within) for name in slot.names]
                 inside[width] = Narrow(module, [own[name] for name in slot.names], places)
-            section = statistics(width)
-            begun = inside[width].begin(job.sent.get(section, {}))
-            visit.sent |= {f"{section} {name}": tensor for name, tensor in begun.items()}
+            begun = inside[width].begin(job.sent.get(statistics(width), {}))
+            visit.sent |= {f"{statistics(width)} {name}": tensor for name, tensor in begun.items()}
             choices.append(inside[width])
         slot.scratch["drawn"] = drawn([*choices, None], plan.seed, plan.round, job.client)
 
@@ -142,8 +134,7 @@ class OrderedDropout(LocalTraining):
 def drawn(choices: Sequence[Narrow | None], seed: int, round: int, client: int) -> Iterator[Narrow | None]:
     """The model of every step of a client, drawn evenly; None is the whole sub-model."""
     for step in count():
-        draw = int(words(1, seed, "width", round, client, step)[0])
-        yield choices[draw * len(choices) >> 64]
+        yield choices[int(words(1, seed, "width", round, client, step)[0]) * len(choices) >> 64]
 
 
 def narrower(widths: Sequence[Fraction], capacity: Fraction) -> list[Fraction]:

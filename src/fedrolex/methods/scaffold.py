@@ -50,8 +50,7 @@ class ControlledTraining(LocalTraining):
     def renewed(self, visit: Visit) -> dict[str, Tensor]:
         """cᵢ⁺ of option II."""
         distance = self.distance(visit.plan.round, visit.steps)
-        received, trained = visit.received, visit.trained
-        correction = visit.constants["correction"]
+        received, trained, correction = visit.received, visit.trained, visit.constants["correction"]
         return {name: (received[name] - trained[name]) / distance - change for name, change in correction.items()}
 
     def distance(self, round: int, steps: int) -> float:
@@ -73,9 +72,8 @@ class GradientControlledTraining(ControlledTraining):
 
     def train(self, visit: Visit, slot: Slot) -> None:
         """Find the gradient, then train."""
-        slot.scratch["gradient"] = self.gradient(visit, slot)
+        visit.sent = self.gradient(visit, slot)
         super().train(visit, slot)
-        visit.sent = slot.scratch.pop("gradient")
 
     def gradient(self, visit: Visit, slot: Slot) -> dict[str, Tensor]:
         """Of the received model, mean over the client's examples as they are stored, weight decay included."""

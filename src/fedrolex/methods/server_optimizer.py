@@ -57,27 +57,18 @@ class ServerOptimizer:
 
     @torch.no_grad()
     def moved(self, before: State, average: State, names: Iterable[str]) -> State:
-        """The averages with the model's parameters moved by the optimiser, and what it remembers.
-
-        Args:
-            before: the server's tensors before the round.
-            average: the sections that the round's average changed.
-            names: of the parameters to move.
-        """
+        """The sections that a round's average changed, parameters of these names moved on, and what is remembered."""
         if self.name == "none":
             return average
         old, mean = before[MODEL], average[MODEL]
         new: State = {**average, MODEL: dict(mean), FIRST: {}} | ({} if self.name == "sgd" else {SECOND: {}})
         for name in names:
-            change = mean[name] - old[name]
-            first = before[FIRST][name]
+            change, first = mean[name] - old[name], before[FIRST][name]
             if self.name == "sgd":
-                first = self.momentum * first + change
-                move = first
+                move = first = self.momentum * first + change
             else:
                 first = torch.lerp(change, first, self.momentum)
-                second = self._second(before[SECOND][name], change.square())
-                new[SECOND][name] = second
+                new[SECOND][name] = second = self._second(before[SECOND][name], change.square())
                 move = first / (second.sqrt() + self.floor)
             new[FIRST][name] = first
             new[MODEL][name] = old[name] + self.lr * move

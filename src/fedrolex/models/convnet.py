@@ -5,13 +5,9 @@ from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with norms and pooling, and a linear layer.
+    """Two convolutions, of ``width`` and twice as many channels, with norms and pooling, and a linear layer.
 
-    Args:
-        classes: size of the output.
-        channels: image channels.
-        size: height and width of the images; at least 4.
-        width: channels of the first convolution; the second has twice as many.
+    ``size`` is the height and width of the images, at least 4.
     """
 
     def __init__(self, classes: int = 10, channels: int = 1, size: tuple[int, int] = (8, 8), width: int = 32) -> None:

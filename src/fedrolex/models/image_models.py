@@ -1,7 +1,7 @@
 """Models for images by name: functions of what is asked for. A model of one's own is one more such function."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -53,14 +53,11 @@ def lenet(asked: ImageModel) -> nn.Module:
     return LeNet(asked.classes, asked.channels, asked.size, asked.wide(6))
 
 
-def _resnet(depth: int) -> Callable[[ImageModel], nn.Module]:
-    def build(asked: ImageModel) -> nn.Module:
-        return ResNet(depth, asked.classes, asked.channels, asked.size, asked.wide(16), asked.norm)
-
-    return build
+def _resnet(depth: int, asked: ImageModel) -> nn.Module:
+    return ResNet(depth, asked.classes, asked.channels, asked.size, asked.wide(16), asked.norm)
 
 
-resnet8, resnet14, resnet20, resnet32 = map(_resnet, (8, 14, 20, 32))
+resnet8, resnet14, resnet20, resnet32 = (partial(_resnet, depth) for depth in (8, 14, 20, 32))
 
 
 def vgg11(asked: ImageModel) -> nn.Module:
@@ -68,12 +65,9 @@ def vgg11(asked: ImageModel) -> nn.Module:
     return VGG(asked.classes, asked.channels, asked.size, asked.wide(64), asked.norm)
 
 
-def _preresnet(*blocks: int) -> Callable[[ImageModel], nn.Module]:
-    def build(asked: ImageModel) -> nn.Module:
-        own = {"classes": asked.classes, "channels": asked.channels, "size": asked.size, "width": asked.wide(64)}
-        return PreResNet(Plan(blocks=blocks, norm=asked.norm, scaler=asked.scaler, **own))
-
-    return build
+def _preresnet(blocks: tuple[int, ...], asked: ImageModel) -> nn.Module:
+    own = {"classes": asked.classes, "channels": asked.channels, "size": asked.size, "width": asked.wide(64)}
+    return PreResNet(Plan(blocks=blocks, norm=asked.norm, scaler=asked.scaler, **own))
 
 
-preresnet18, preresnet34 = _preresnet(2, 2, 2, 2), _preresnet(3, 4, 6, 3)
+preresnet18, preresnet34 = (partial(_preresnet, blocks) for blocks in ((2, 2, 2, 2), (3, 4, 6, 3)))

@@ -8,11 +8,8 @@ from torch.nn.functional import max_pool2d
 class LeNet(nn.Module):
     """The network of many federated benchmarks: 62,006 parameters for ten classes of 32 × 32 colour images.
 
-    Args:
-        classes: size of the output.
-        channels: image channels.
-        size: height and width of the images; at least 16.
-        width: channels of the first convolution; the other layers keep LeNet's proportions, 6 : 16 : 120 : 84.
+    ``size`` is the height and width of the images, at least 16; ``width`` is the channels of the first convolution, and
+    the other layers keep LeNet's proportions, 6 : 16 : 120 : 84.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, size: int = 32, width: int = 6) -> None:

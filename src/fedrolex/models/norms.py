@@ -128,9 +128,7 @@ def with_statistics(model: nn.Module, statistics: Statistics) -> nn.Module:
     for name, norm in static_norms(twin).items():
         if name not in statistics:
             raise FedrolexError(f"there are no statistics for norm {name!r}: collect them from this model")
-        moments = statistics[name]
         like = norm.weight if norm.weight is not None else next(model.parameters())
-        norm.running_mean = moments.mean.to(like)
-        norm.running_var = moments.variance.to(like)
+        norm.running_mean, norm.running_var = statistics[name].mean.to(like), statistics[name].variance.to(like)
         norm.track_running_stats = True
     return twin

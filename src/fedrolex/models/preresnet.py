@@ -17,6 +17,8 @@ from fedrolex.core import FedrolexError, one_of
 from fedrolex.models.norms import GROUPS, Norm, make_norm
 from fedrolex.slicing import Hints
 
+Pair = tuple[int, int]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -54,9 +56,6 @@ class Plan:
             raise FedrolexError("the scaler would spoil running statistics: use norm 'static', 'group' or 'none'")
 
 
-Pair = tuple[int, int]
-
-
 class Scaler(nn.Module):
     """HeteroFL's scaler: divides by ``rate`` while training."""
 
@@ -74,13 +73,9 @@ def _scaler(plan: Plan, own: int, full: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Norm, ReLU, 3×3, norm, ReLU, 3×3, plus the shortcut.
+    """Norm, ReLU, 3×3, norm, ReLU, 3×3, plus the shortcut: the identity or, to ``project``, a 1×1 convolution.
 
-    Args:
-        plan: of the whole network.
-        inputs, inner, outputs: channels in, between the two convolutions, and out: (own, full) each.
-        stride: of the first convolution and of the shortcut.
-        project: use a 1×1 convolution as the shortcut instead of the identity.
+    Channels in, between the two convolutions, and out are pairs: (own, full).
     """
 
     def __init__(self, plan: Plan, inputs: Pair, inner: Pair, outputs: Pair, stride: int, project: bool) -> None:
@@ -95,8 +90,7 @@ class Block(nn.Module):
         """``(batch, inputs, h, w)`` to ``(batch, outputs, h / stride, w / stride)``."""
         active = torch.relu(self.norm1(self.scale1(x)))
         shortcut = x if self.shortcut is None else self.shortcut(active)
-        inner = self.conv1(active)
-        y: Tensor = self.conv2(torch.relu(self.norm2(self.scale2(inner)))) + shortcut
+        y: Tensor = self.conv2(torch.relu(self.norm2(self.scale2(self.conv1(active))))) + shortcut
         return y
 
 
@@ -115,7 +109,7 @@ class PreResNet(nn.Module):
         self.plan = plan = plan or Plan()
         sizes = sizes or {}
 
-        def wide(axis: str, full: int) -> tuple[int, int]:
+        def wide(axis: str, full: int) -> Pair:
             inside = axis if plan.groups == 1 else f"{axis}.2"  # with groups, `axis` counts them
             return sizes.get(inside, full // plan.groups) * plan.groups, full
 

@@ -9,13 +9,7 @@ TOP = ("top.weight", "top.bias")
 
 
 class Represented(nn.Module):
-    """A trunk that gives a representation, and a linear layer on top that no capacity cuts.
-
-    Args:
-        trunk: a network whose outputs are the representation, ``(batch, size)``.
-        size: of the representation.
-        classes: of the output.
-    """
+    """A trunk that gives a representation, ``(batch, size)``, and a linear layer on top that no capacity cuts."""
 
     def __init__(self, trunk: nn.Module, size: int, classes: int) -> None:
         super().__init__()

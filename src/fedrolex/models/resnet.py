@@ -32,13 +32,8 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """A residual network for small images: 272,474 parameters at depth 20 and 78,042 at depth 8, for ten classes.
 
-    Args:
-        depth: 6n + 2.
-        classes: size of the output.
-        channels: image channels.
-        size: height and width of the images.
-        width: channels of the first stage; each later one has twice as many as the one before.
-        norm: see :func:`~fedrolex.models.norms.make_norm`.
+    The first stage has ``width`` channels, each later one twice as many as the one before. ``size`` is the height and
+    width of the images; for ``norm`` see :func:`~fedrolex.models.norms.make_norm`.
     """
 
     def __init__(

@@ -15,12 +15,8 @@ STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # convolutions between poolings, 
 class VGG(nn.Module):
     """Eight convolutions: 9,228,362 parameters for ten classes of colour images.
 
-    Args:
-        classes: size of the output.
-        channels: image channels.
-        size: height and width of the images; they are pooled by two as long as two are left.
-        width: channels of the first convolution.
-        norm: see :func:`~fedrolex.models.norms.make_norm`.
+    Images of ``size`` × ``size`` are pooled by two as long as two are left; ``width`` is the channels of the first
+    convolution. For ``norm`` see :func:`~fedrolex.models.norms.make_norm`.
     """
 
     def __init__(

@@ -24,27 +24,18 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Causal self-attention and a feed-forward part, each followed by its norm.
+    """Causal self-attention and a feed-forward part of width ``inner``, each followed by its norm.
 
-    Args:
-        stream: width of the residual stream.
-        heads: number of attention heads.
-        qk: query and key dimensions a head.
-        v: value dimensions a head.
-        inner: width of the feed-forward part.
-        dropout: probability.
+    A head has ``qk`` dimensions of queries and keys, and ``v`` of values.
     """
 
     def __init__(self, stream: int, heads: int, qk: int, v: int, inner: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(stream, heads * qk)
-        self.key = nn.Linear(stream, heads * qk)
-        self.value = nn.Linear(stream, heads * v)
-        self.out = nn.Linear(heads * v, stream)
+        self.query, self.key = nn.Linear(stream, heads * qk), nn.Linear(stream, heads * qk)
+        self.value, self.out = nn.Linear(stream, heads * v), nn.Linear(heads * v, stream)
         self.norm1 = nn.LayerNorm(stream)
-        self.up = nn.Linear(stream, inner)
-        self.down = nn.Linear(inner, stream)
+        self.up, self.down = nn.Linear(stream, inner), nn.Linear(inner, stream)
         self.norm2 = nn.LayerNorm(stream)
         self.dropout = nn.Dropout(dropout)
 

@@ -93,12 +93,10 @@ class Average:
 
     def _averaged_by_engine(self) -> State | None:
         """By the engine, where it can and the average is the paper's: by position, of one section."""
-        homes = {upload.job.sections for upload, _ in self._waiting}
+        homes = {section for upload, _ in self._waiting for section in upload.job.sections}
         if not self._as_given or self.normaliser != "per_position" or len(homes) != 1 or self._folds:
             return None
-        ((section, *more),) = homes
-        if more:
-            return None
+        (section,) = homes
         uploads, weights = [upload for upload, _ in self._waiting], [weight for _, weight in self._waiting]
         self.by_engine = self.engine.average(uploads, weights, self.label_axis)
         if self.by_engine is None:

@@ -36,8 +36,7 @@ class ClientStates:
         if folder is None:
             self._scratch = tempfile.TemporaryDirectory()
             folder = Path(self._scratch.name)
-        self.folder = folder
-        self.in_memory = in_memory
+        self.folder, self.in_memory = folder, in_memory
         self._near: OrderedDict[int, tuple[int, State]] = OrderedDict()
         self._unsaved: set[int] = set()
         self._latest = -1

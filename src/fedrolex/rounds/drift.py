@@ -18,12 +18,7 @@ from fedrolex.slicing import Axes, Fold, Window
 
 
 class Drift:
-    """The drift of one round, in progress.
-
-    Args:
-        axes: the model's axes.
-        state: the server's tensors the clients started from.
-    """
+    """The drift of one round, in progress; ``state`` are the server's tensors the clients started from."""
 
     def __init__(self, axes: Axes, state: Mapping[str, Tensor]) -> None:
         self.axes = axes

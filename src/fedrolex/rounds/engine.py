@@ -79,7 +79,7 @@ def interrupted(plan: RoundPlan) -> str | None:
     """Why an engine that trains clients together cannot run a round in which some stop earlier; None where none do."""
     if plan.deadline is not None:
         return "only loop can interrupt a client at its deadline"
-    return None if plan.uninterrupted else "stragglers do a part of their work"
+    return "stragglers do a part of their work" if any(job.part != 1 for job in plan.jobs) else None
 
 
 FULL = ("out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "can't allocate memory")
@@ -88,9 +88,8 @@ FULL = ("out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "can't allocate me
 def out_of_memory(failure: BaseException | None) -> bool:
     """Whether memory ran out, in PyTorch, in a library below it or in the driver: that is the failure or led to it."""
     while failure is not None:
-        if isinstance(failure, torch.OutOfMemoryError):
-            return True
-        if isinstance(failure, RuntimeError) and any(words in str(failure) for words in FULL):
+        told = isinstance(failure, RuntimeError) and any(words in str(failure) for words in FULL)
+        if told or isinstance(failure, torch.OutOfMemoryError):
             return True
         failure = failure.__cause__ or failure.__context__
     return False

@@ -104,13 +104,6 @@ class Fleet:
                 return level
         return self.levels[-1]
 
-    def present(self, client: int, round: int) -> bool:
-        """Whether a client is there in a round."""
-        if isinstance(self.availability, int | float):
-            chance = self.availability
-            return chance == 1 or int(words(1, self.seed, "availability", round, client)[0]) < int(chance * 2**64)
-        return client in self.availability[round % len(self.availability)]
-
     def able(self, width: Fraction) -> int:
         """How many clients can ever hold this width."""
         if self.redrawn:
@@ -125,12 +118,7 @@ class Fleet:
         return part if late < self.stragglers else 1.0
 
     def members(self, round: int, able: Fraction | None = None) -> list[Member]:
-        """The cohort of a round, in the order of client numbers: drawn one by one until it is full.
-
-        Args:
-            round: counted from 0.
-            able: only clients with at least this capacity may take part.
-        """
+        """The cohort of a round, in the order of client numbers; with ``able``, of clients that can hold so much."""
         chosen: list[Member] = []
         for client in self._called(round):
             member = Member(client, self.capacity(client, round), self.part(client, round))
@@ -143,8 +131,9 @@ class Fleet:
     def _called(self, round: int) -> Iterator[int]:
         """The clients that are there, in random order."""
         if isinstance(self.availability, int | float):
+            chance = self.availability
             for client in deck(self.clients, self.seed, "cohort", round):
-                if self.present(client, round):
+                if chance == 1 or int(words(1, self.seed, "availability", round, client)[0]) < int(chance * 2**64):
                     yield client
         else:
             there = sorted(set(self.availability[round % len(self.availability)]))

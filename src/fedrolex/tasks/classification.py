@@ -1,12 +1,10 @@
 """Examples of classes, in memory, spread over clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +106,7 @@ class Classification(Task):
         for part in _evenly(chosen.to(self.train.y.device), batch):
             yield self.inputs(self.train.x[part])
 
-    def to(self, device: torch.device) -> Classification:
+    def to(self, device: torch.device) -> Self:
         """Examples on another device; rows stay where they are."""
         held = {name: getattr(self, name) for name in ("train", "test", "pixels", "validation", "public")}
         return replace(self, **{name: part.to(device) for name, part in held.items() if part is not None})
@@ -202,7 +200,8 @@ class Classification(Task):
             held = self._held[client]
             key = held.numpy().tobytes() if self.test_parts is None else client.to_bytes(8, "little")
             if key not in known:
-                rows = self._test_rows(client, held).to(y.device)
+                own = held.to(y.device)[y].nonzero().flatten() if self.test_parts is None else self.test_parts[client]
+                rows = own.to(y.device)
                 alone = apart and len(rows)
                 scores = self._outputs(model, self.test.x[rows], len(rows)) if alone else outputs[rows]
                 sums = masked(scores, held.to(y.device), self.mask).argmax(-1) == y[rows]
@@ -215,11 +214,6 @@ class Classification(Task):
         """Which classes each client holds, bool, shape ``(clients, classes)``, on the CPU."""
         parts = self.parts if isinstance(self.parts, Partition) else Partition.of(self.parts)
         return parts.label_sets(self.train.y, self.classes)
-
-    def _test_rows(self, client: int, held: Tensor) -> Tensor:
-        if self.test_parts is not None:
-            return self.test_parts[client]
-        return held.to(self.test.y.device)[self.test.y].nonzero().flatten()
 
 
 def _evenly(rows: Tensor, most: int) -> Sequence[Tensor]:

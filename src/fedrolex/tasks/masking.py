@@ -9,13 +9,10 @@ Mask = Literal["none", "zero", "neg_inf"]
 
 
 def masked(scores: Tensor, held: Tensor, mask: Mask) -> Tensor:
-    """Scores with those of classes the client does not hold taken out.
+    """Scores ``(…, classes)`` with those of classes outside ``held``, bool ``(classes,)``, taken out.
 
-    Args:
-        scores: ``(…, classes)``.
-        held: bool ``(classes,)``.
-        mask: ``zero`` puts 0 in their place, as HeteroFL and FedRolex do (an absent class still has weight
-            e⁰ in the softmax, and wins where all present ones are negative); ``neg_inf`` removes them.
+    ``zero`` puts 0 in their place, as HeteroFL and FedRolex do (an absent class still has weight e⁰ in the softmax, and
+    wins where all present ones are negative); ``neg_inf`` removes them.
     """
     if mask == "none":
         return scores

@@ -59,5 +59,4 @@ class Measure:
             if "metrics" not in signature(task.evaluate).parameters:
                 raise FedrolexError(f"task {task.name} takes no evaluation.metrics: its evaluate() has no metrics")
             how["metrics"] = {name: METRICS.find(name) for name in self.metrics}
-        found = task.evaluate(model, **how)
-        return {**found, "statistics": used}
+        return {**task.evaluate(model, **how), "statistics": used}

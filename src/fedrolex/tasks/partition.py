@@ -4,10 +4,9 @@ The label-based splits take an *affinity*, shape ``(clients, classes)``: how muc
 compared with the others, 0 for none. It is how capacities and data are correlated (see :func:`rare_classes`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -33,13 +32,13 @@ class Partition(Sequence[Tensor]):
     rows: Tensor
     starts: Tensor
 
-    @staticmethod
-    def of(parts: Iterable[Rows | Tensor | Sequence[int]]) -> Partition:
+    @classmethod
+    def of(cls, parts: Iterable[Rows | Tensor | Sequence[int]]) -> Self:
         """From one list of rows a client."""
         sorted_parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
         starts = np.concatenate([[0], np.cumsum([len(part) for part in sorted_parts])]).astype(np.int64)
         rows = np.concatenate([np.empty(0, np.int64), *sorted_parts])
-        return Partition(torch.from_numpy(rows), torch.from_numpy(starts))
+        return cls(torch.from_numpy(rows), torch.from_numpy(starts))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -158,18 +157,13 @@ def dirichlet(
     balanced: bool = True,
     affinity: Affinity | None = None,
 ) -> Partition:
-    """Every class shared out by proportions drawn from a Dirichlet distribution.
+    """Every class shared out by proportions drawn from a Dirichlet distribution of concentration ``alpha``.
 
     Args:
-        labels: of all rows.
-        clients: how many.
-        alpha: concentration; small ones make clients differ more.
-        seed: key of the draws.
         smallest: fewest rows a client may have. The draw is repeated at most 20 times; what is then still
             missing is taken, row by row, from the clients that have most.
         balanced: a client that has its fair share already gets no more (as NIID-Bench does); this bends
             the distribution.
-        affinity: see the module.
     """
     if not 0 < alpha <= 1e9:
         raise FedrolexError(f"alpha is {alpha}: give a number above 0, at most 1e9")
@@ -235,13 +229,9 @@ def shards(labels: Tensor, clients: int, per_client: int, seed: int) -> Partitio
 
 
 def rare_classes(clients: int, classes: int, small: Sequence[bool], rare: Sequence[int], others: float) -> Affinity:
-    """Some classes belong to the small devices, alone or mostly.
+    """The ``rare`` classes belong to the ``small`` devices, alone or mostly; of shape ``(clients, classes)``.
 
-    Args:
-        clients, classes: shape of the result.
-        small: for each client, whether it is a small device.
-        rare: those classes.
-        others: what the other devices get of them, compared with a small one: 0 is nothing.
+    ``others`` is what the other devices get of those classes, compared with a small one: 0 is nothing.
     """
     wrong = next((label for label in rare if not 0 <= label < classes), None)
     if wrong is not None:
@@ -251,9 +241,7 @@ def rare_classes(clients: int, classes: int, small: Sequence[bool], rare: Sequen
     if not any(small):
         raise FedrolexError("no device is small enough for the rare classes: raise rare_capacity")
     weight = np.ones((clients, classes))
-    large = ~np.array(small, dtype=bool)
-    for label in rare:
-        weight[large, label] = others
+    weight[np.ix_(~np.array(small, dtype=bool), np.array(rare, dtype=int))] = others
     return weight
 
 

@@ -4,10 +4,9 @@ Images stay one uint8 tensor wherever they are. One call serves a batch or a who
 image decides its crop and flip, so the result does not depend on what else is in the call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,15 +27,15 @@ class Pixels:
     pad: int = 0
     flip: bool = False
 
-    @staticmethod
-    def of(mean: Sequence[float], std: Sequence[float], pad: int = 0, flip: bool = False) -> Pixels:
+    @classmethod
+    def of(cls, mean: Sequence[float], std: Sequence[float], pad: int = 0, flip: bool = False) -> Self:
         """From the mean and standard deviation of every channel, the largest pixel value being 1."""
         middle, spread = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
-        return Pixels(1 / (255 * spread), -middle / spread, pad, flip)
+        return cls(1 / (255 * spread), -middle / spread, pad, flip)
 
-    def to(self, device: torch.device) -> Pixels:
+    def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        return Pixels(self.scale.to(device), self.shift.to(device), self.pad, self.flip)
+        return replace(self, scale=self.scale.to(device), shift=self.shift.to(device))
 
     @property
     def random(self) -> bool:
@@ -57,7 +56,6 @@ class Pixels:
         right = ((draws >> 16 & 0xFFFF) * steps >> 16)[:, None] + torch.arange(width, device=x.device)
         if self.flip:
             right = torch.where((draws >> 32 & 1).bool()[:, None], right.flip(1), right)
-        padded = torch.nn.functional.pad(x, [self.pad] * 4)
         places = (down[:, :, None] * (width + 2 * self.pad) + right[:, None, :]).flatten(1)
-        flat = padded.flatten(2)
+        flat = torch.nn.functional.pad(x, [self.pad] * 4).flatten(2)
         return flat.gather(2, places[:, None, :].expand(-1, x.shape[1], -1)).view(x.shape)

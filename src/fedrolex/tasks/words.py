@@ -1,12 +1,11 @@
 """Next-word prediction: users as clients, read when they are needed and not kept."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,14 +30,9 @@ def token_loss(scores: Tensor, targets: Tensor) -> Tensor:
 def word_accuracies(right: Tensor, targets: Tensor, vocabulary: Vocabulary) -> dict[str, tuple[int, int]]:
     """Right and all predictions, counted three ways; padding never counts.
 
-    Args:
-        right: bool ``(batch, time)``: was the word predicted?
-        targets: int64 ``(batch, time)``.
-        vocabulary: says which numbers are unknown words and ends.
-
-    Returns:
-        ``global_accuracy`` counts every word, unknown ones and the end of the sentence included (what the
-        paper reports); ``accuracy_no_oov`` leaves unknown words out, ``accuracy_no_oov_no_eos`` the end too.
+    Of ``right``, bool, and ``targets``, int64, both ``(batch, time)``, ``global_accuracy`` counts every word, unknown
+    ones and the end of the sentence included (what the paper reports); ``accuracy_no_oov`` leaves unknown words out,
+    ``accuracy_no_oov_no_eos`` the end too.
     """
     words = targets != PAD
     known = words & (targets != vocabulary.unknown)
@@ -119,7 +113,7 @@ class NextWord(Task):
             if count <= 0:
                 return
 
-    def to(self, device: torch.device) -> NextWord:
+    def to(self, device: torch.device) -> Self:
         """Test sentences on another device; clients' go there when they are read."""
         held = None if self.validation is None else self.validation.to(device)
         return replace(self, test=self.test.to(device), validation=held, device=device)
@@ -178,12 +172,10 @@ def read_sentences(
 def choose_users(users: Users, fewest: int, seed: int) -> NDArray[np.int64]:
     """Users with at least ``fewest`` sentences, in random order; where only reading would tell, all."""
     order = shuffle(len(users), seed, "users")
-    known: set[str] = set()
-    for user in range(len(users)):
-        name = users.name(user)
-        if name in known:
-            raise FedrolexError(f"user {name!r} is in the file twice: put a user's sentences together")
-        known.add(name)
+    names = Counter(map(users.name, range(len(users))))
+    if len(names) < len(users):
+        twice = names.most_common(1)[0][0]
+        raise FedrolexError(f"user {twice!r} is in the file twice: put a user's sentences together")
     if users.examples(0) is not None:
         order = np.array([user for user in order.tolist() if (users.examples(user) or 0) >= fewest], dtype=np.int64)
     if not len(order):
