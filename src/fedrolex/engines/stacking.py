@@ -2,9 +2,6 @@
 
 Narrow sub-models are too small to keep a processor busy; ten of them at once are not. A step of a stack is one ``vmap``
 of the work's objective. Gradients are those of the sum of losses: a client's loss depends on its own parameters alone.
-
-Clients of a stack need not hold as many examples each, where a batch may be filled up (:func:`filling`) with examples
-whose targets the loss ignores.
 """
 
 from collections.abc import Sequence
@@ -89,14 +86,9 @@ class Stack:
     def step(
         self, work: LocalTraining, loss: Loss, x: Tensor, y: Tensor, rate: float | Tensor, busy: Tensor | None = None
     ) -> Tensor:
-        """One batch of every client; returns the losses ``(places,)``, still on the device.
+        """One batch of every client, ``(places, batch, …)``; returns the losses ``(places,)``, still on the device.
 
-        Args:
-            work: what clients do.
-            loss: of (scores, targets), the mean over a batch.
-            x, y: inputs and targets, ``(places, batch, …)``.
-            rate: the learning rate.
-            busy: marks the clients that move, bool ``(places,)``; None is all of them.
+        ``loss`` is the mean over a batch. Clients that are not ``busy``, bool ``(places,)``, do not move; None is all.
         """
         leaves = [parameter.detach().requires_grad_() for parameter in self.parameters]
         losses = self._losses(work, loss, leaves, x, y)
@@ -157,9 +149,7 @@ def _along(values: Tensor, tensor: Tensor) -> Tensor:
 
 def ignored_by(task: Task) -> int | None:
     """A target that a task's loss leaves out, and does not count; None where there is none."""
-    if task.ignored is None and task.loss is nn.functional.cross_entropy:
-        return -100
-    return task.ignored
+    return -100 if task.ignored is None and task.loss is nn.functional.cross_entropy else task.ignored
 
 
 def filling(plan: RoundPlan, network: str) -> int | None:

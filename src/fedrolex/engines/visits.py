@@ -13,6 +13,8 @@ from fedrolex.rounds import out_of_memory
 from fedrolex.tasks import Examples
 
 Key = tuple[int, str]
+Kind = tuple[str, tuple[tuple[str, int], ...]]
+"""A network's name, and the width of every axis."""
 
 
 def open_visits(
@@ -20,13 +22,8 @@ def open_visits(
 ) -> tuple[list[Visit], dict[Key, Failure]]:
     """A visit for every job, made ready by the work's ``before``, and the jobs that failed by then, by their keys.
 
-    A lack of memory is no client's failure, and is raised.
-
-    Args:
-        plan: of the round.
-        jobs: in whose order the visits are.
-        spare: gives a module of a job's widths, for hooks to try things with.
-        known: examples of clients that need not be read again.
+    A lack of memory is no client's failure, and is raised. ``spare`` gives a module of a job's widths, for hooks to try
+    things with; examples of the clients in ``known`` are not read again.
     """
     visits, failures = [], {}
     for job in jobs:
@@ -63,10 +60,7 @@ def starts(visits: Sequence[Visit]) -> list[Tensors]:
 
 
 def epoch_of(visit: Visit, epoch: int, rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a client's examples in the order of training, augmented for one epoch.
-
-    With ``rows``, as many examples as that: the client's own, again and again.
-    """
+    """Inputs and targets of a client's examples, augmented for one epoch and ordered by :func:`order_of`."""
     plan, data = visit.plan, visit.examples
     order, drawn = order_of(plan, len(data), plan.round, visit.job.client, epoch, rows)
     order = order.to(data.y.device, non_blocking=True)

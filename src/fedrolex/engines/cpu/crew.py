@@ -18,13 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
 from fedrolex.clients.slot import Precision
-from fedrolex.clients.visit import Visit
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.threads import threads_for
 from fedrolex.engines.cpu.loop import Loop
-from fedrolex.engines.cpu.units import Kind, Unit, first_together, units_of
+from fedrolex.engines.cpu.units import Unit, first_together, units_of
 from fedrolex.engines.cpu.worker import Results, Worker
-from fedrolex.engines.visits import Key, close_visit, open_visits
+from fedrolex.engines.visits import Kind, close_visit, open_visits
 from fedrolex.rounds.engine import Engine, interrupted, unknown_hooks
 
 ROOM = 2**30  # bytes of updates kept at once
@@ -34,12 +33,8 @@ DRAWS = "the model draws random numbers while it trains, and threads share one g
 class Crew(Engine):
     """Trains a cohort on all cores of a CPU.
 
-    Threads share one random generator. So models that draw random numbers while they train, other than for dropout, are
-    left to ``loop``.
-
     Args:
-        precision: of the products of the forward and backward pass.
-        device: a CPU.
+        precision, device: of an :class:`~fedrolex.rounds.Engine`; the device is a CPU.
         workers: how many; None is one for each of torch's threads, which the workers share out evenly.
         room: bytes of updates kept at once; a cohort that has more is trained in waves.
     """
@@ -63,7 +58,7 @@ class Crew(Engine):
         self._crew = [Worker(precision, self._stop, self._alone) for _ in range(self.workers)]
 
     def supports(self, work: RoundPlan) -> str | None:
-        """Work without steps of its own; no deadlines, and no models that draw."""
+        """Work without steps of its own; no deadlines, and no models that draw, other than for dropout."""
         if work.deadline is not None:
             return interrupted(work)
         return DRAWS if self.draws else unknown_hooks(work.work)
@@ -100,11 +95,8 @@ class Crew(Engine):
             used += bytes_
         return waves
 
-    def _trained(self, plan: RoundPlan) -> dict[Key, Failure | tuple[Visit, bool]]:
-        """The clients of one wave with whether their tensors are known to be finite, or why they failed, by job.
-
-        Answers of the wave before are no longer good.
-        """
+    def _trained(self, plan: RoundPlan) -> Results:
+        """What comes of the clients of one wave; answers of the wave before are no longer good."""
         for worker in self._crew:
             worker.copies.free()
         visits, failures = open_visits(plan, plan.jobs, lambda job: self._crew[0].slot(plan, job).module)
@@ -112,46 +104,40 @@ class Crew(Engine):
         large = next((place for place, unit in enumerate(units) if threads_for(unit.parameters) == 1), len(units))
         shared = first_together([unit.cost for unit in units], self.workers, large)
         stacks = any(len(unit.visits) > 1 for unit in units)
-        results: Results = {}
+        results: Results = {**failures}
         with sdpa_kernel(SDPBackend.MATH) if stacks else nullcontext():  # others do not take stacked clients
             for unit in units[:shared]:
                 results |= self._crew[0].do(unit)
             self._side_by_side(units[shared:], results)
-        by_key = {visit.job.key: visit for visit in visits}
-        found = {key: done if isinstance(done, Failure) else (by_key[key], done) for key, done in results.items()}
-        return {**failures, **found}
+        return results
 
     def _side_by_side(self, units: Sequence[Unit], results: Results) -> None:
         """A thread a worker; each takes the next unit until there is none left."""
         if not units:
             return
         threads, queue, lock = torch.get_num_threads(), iter(units), threading.Lock()
-        broken: list[BaseException] = []
 
         def work(worker: Worker) -> None:
             torch.set_num_threads(max(1, threads // self.workers))
             torch.get_num_threads()  # makes it stick: a thread takes the process's number when it first asks
-            try:
-                while not self._stop.is_set():
-                    with lock:
-                        unit = next(queue, None)
-                    if unit is None:
-                        return
-                    found = worker.do(unit)
-                    with lock:
-                        results.update(found)
-            except BaseException as error:
-                broken.append(error)
+            while not self._stop.is_set():
+                with lock:
+                    unit = next(queue, None)
+                if unit is None:
+                    return
+                found = worker.do(unit)
+                with lock:
+                    results.update(found)
 
         self._stop.clear()
         try:
             with ThreadPoolExecutor(self.workers) as pool:  # a thread's own join, interrupted, takes it for ended
                 try:
-                    wait([pool.submit(work, worker) for worker in self._crew[: len(units)]])
+                    done, _ = wait([pool.submit(work, worker) for worker in self._crew[: len(units)]])
                 finally:
                     self._stop.set()
         finally:
             self._stop.clear()
             torch.set_num_threads(threads)
-        if broken:
-            raise broken[0]
+        for each in done:
+            each.result()  # raises what broke a worker

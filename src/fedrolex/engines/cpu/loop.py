@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -14,9 +14,8 @@ from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
 from fedrolex.clients.slot import Slot
 from fedrolex.clients.visit import Visit, examples_of, stream_seed, why_failed
 from fedrolex.core.threads import spread_over, threads_for
+from fedrolex.engines.visits import Kind
 from fedrolex.rounds.engine import Engine
-
-SlotKey = tuple[str, tuple[tuple[str, int], ...]]
 
 
 class Loop(Engine):
@@ -26,7 +25,7 @@ class Loop(Engine):
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
-        self._slots: dict[SlotKey, Slot] = {}
+        self._slots: dict[Kind, Slot] = {}
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients in order."""
@@ -40,9 +39,12 @@ class Loop(Engine):
         """One client's answer."""
         began = time.monotonic()
         slot = self.slot(plan, job)
-        visit = Visit(
-            plan, job, examples_of(plan, job), lambda: slot.module, lambda steps: self.go_on(plan, began, steps)
-        )
+
+        def go_on(steps: int) -> None:
+            if plan.deadline is not None and time.monotonic() - began > plan.deadline:
+                raise TimeoutError(f"past its deadline of {plan.deadline} s after {steps} steps")
+
+        visit = Visit(plan, job, examples_of(plan, job), lambda: slot.module, go_on)
         with spread_over(threads_for(sum(parameter.numel() for parameter in slot.parameters))):
             plan.work.before(visit)
             self.train(visit, slot)
@@ -69,21 +71,15 @@ class Loop(Engine):
         network = plan.networks[job.network]
         return network.axes.cut(network.module, job.window)
 
-    def go_on(self, plan: RoundPlan, began: float, steps: int) -> None:
-        """Raise where a client must not take another step."""
-        if plan.deadline is not None and time.monotonic() - began > plan.deadline:
-            raise TimeoutError(f"past its deadline of {plan.deadline} s after {steps} steps")
-
     @contextmanager
     def drawing(self, plan: RoundPlan, *jobs: Job) -> Iterator[OwnDropout | None]:
         """Inside, a model draws from streams of its own; dropout from the stream of every job of a stack."""
-        seeds = [stream_seed(plan, job) for job in jobs]
-        own = draws_own_dropout(plan.networks[jobs[0].network].module)
-        with torch.random.fork_rng(devices=[]), OwnDropout(*seeds) if own else nullcontext() as dropout:
-            torch.manual_seed(seeds[0])
+        with torch.random.fork_rng(devices=[]), self.own_dropout(plan, *jobs) as dropout:
+            torch.manual_seed(stream_seed(plan, jobs[0]))
             yield dropout
 
-
-def draws_own_dropout(model: nn.Module) -> bool:
-    """Whether a model's dropout draws from a stream of its own: on a CPU."""
-    return has_dropout(model) and next(model.parameters()).device.type == "cpu"
+    def own_dropout(self, plan: RoundPlan, *jobs: Job) -> AbstractContextManager[OwnDropout | None]:
+        """Inside, dropout on a CPU draws from the streams of the jobs."""
+        model = plan.networks[jobs[0].network].module
+        own = has_dropout(model) and next(model.parameters()).device.type == "cpu"
+        return OwnDropout(*(stream_seed(plan, job) for job in jobs)) if own else nullcontext()

@@ -12,15 +12,12 @@ from fedrolex.clients.dropout import has_dropout
 from fedrolex.clients.messages import Network, RoundPlan
 from fedrolex.clients.visit import Visit
 from fedrolex.engines.stacking import filling
-from fedrolex.engines.visits import steps_of
+from fedrolex.engines.visits import Kind, steps_of
 
 STACKED_VALUES = 2**12  # of a parameter on average, up to which clients are worth a stack
 FEWEST, MOST = 4, 10  # clients of a stack
 BASE = 200_000  # what a step costs beside its parameters, in parameters
 SHARED = 0.8  # how much of every core a step that all workers share makes use of
-
-Kind = tuple[str, tuple[tuple[str, int], ...]]
-"""A network's name, and the width of every axis."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +79,7 @@ def parts_of(clients: int, multiple: int) -> int:
 def first_together(costs: Sequence[float], workers: int, most: int | None = None) -> int:
     """How many of the longest units all workers should do together first, so that all are done soonest.
 
-    Args:
-        costs: of the units, the longest first.
-        workers: how many there are.
-        most: units that may be done together; None is any.
+    ``costs`` are those of the units, the longest first; ``most`` of them may be done together, None is any.
     """
 
     def finish(shared: int) -> float:

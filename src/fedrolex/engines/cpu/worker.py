@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from fedrolex.clients.dropout import OwnDropout
 from fedrolex.clients.messages import Failure, Job, RoundPlan, Tensors
 from fedrolex.clients.slot import Precision
-from fedrolex.clients.visit import Visit, stream_seed, why_failed
-from fedrolex.engines.cpu.loop import Loop, draws_own_dropout
-from fedrolex.engines.cpu.units import Kind, Unit
+from fedrolex.clients.visit import Visit, why_failed
+from fedrolex.engines.cpu.loop import Loop
+from fedrolex.engines.cpu.units import Unit
 from fedrolex.engines.stacking import Stack
-from fedrolex.engines.visits import Key, epoch_of, starts, steps_of
+from fedrolex.engines.visits import Key, Kind, epoch_of, starts, steps_of
 from fedrolex.rounds.finite import not_finite
 
 CUTTING = threading.Lock()
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
-Results = dict[Key, Failure | bool]
-"""By job: why it failed, or whether its tensors are known to be finite."""
+Results = dict[Key, Failure | tuple[Visit, bool]]
+"""By job: why it failed, or the visit and whether its tensors are known to be finite."""
 
 
 class Stopped(BaseException):
@@ -49,8 +49,7 @@ class Copies:
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in values)
         free = self._free.get(shapes)
         place = free.pop() if free else [torch.empty_like(tensor) for tensor in values]
-        for own, tensor in zip(place, values, strict=True):
-            own.copy_(tensor)
+        torch._foreach_copy_(place, values)
         self._used.setdefault(shapes, []).append(place)
         return dict(zip(tensors, place, strict=True))
 
@@ -89,8 +88,7 @@ class Worker(Loop):
     @contextmanager
     def drawing(self, plan: RoundPlan, *jobs: Job) -> Iterator[OwnDropout | None]:
         """Threads share one random generator; dropout has another, and what else is drawn the crew notices."""
-        own = draws_own_dropout(plan.networks[jobs[0].network].module)
-        with OwnDropout(*(stream_seed(plan, job) for job in jobs)) if own else nullcontext() as dropout:
+        with self.own_dropout(plan, *jobs) as dropout:
             yield dropout
 
     def _go_on(self, steps: int) -> None:
@@ -103,7 +101,7 @@ class Worker(Loop):
             self.train(visit, self.slot(visit.plan, visit.job))
             finite = not_finite(visit.trained) is None
             visit.trained = self.copies.of(visit.trained)  # the slot is used again
-            return {visit.job.key: finite}
+            return {visit.job.key: (visit, finite)}
         except Exception as failure:
             return {visit.job.key: Failure(visit.job, why_failed(failure))}
 
@@ -122,10 +120,10 @@ class Worker(Loop):
         plan, work = visits[0].plan, visits[0].plan.work
         parts = starts(visits)
         tensors = {name: self._laid_out(torch.stack([part[name] for part in parts])) for name in parts[0]}
-        held = None if work.mask == "none" else torch.stack([_held(visit) for visit in visits])
+        held = [held for visit in visits if (held := visit.held(work.mask)) is not None]
         module, rate, total = self.slot(plan, visits[0].job).module, work.rate(plan.round), torch.zeros(len(visits))
         with self.drawing(plan, *(visit.job for visit in visits)) as dropout:
-            stack = busy = Stack(module, tensors, held, self.precision, dropout)
+            stack = busy = Stack(module, tensors, torch.stack(held) if held else None, self.precision, dropout)
             stack.begin(work, visits)
             for steps, (x, y) in enumerate(batches_of(visits, unit.ignored)):
                 self._go_on(steps)
@@ -136,7 +134,7 @@ class Worker(Loop):
             visit.loss = loss / visit.steps
             visit.trained = {name: tensor[place] for name, tensor in tensors.items()}
         finite = stack.sums().isfinite().tolist()
-        return {visit.job.key: found for visit, found in zip(visits, finite, strict=True)}
+        return {visit.job.key: (visit, known) for visit, known in zip(visits, finite, strict=True)}
 
     def _laid_out(self, stack: Tensor) -> Tensor:
         """The same values; weights of a convolution, of four dimensions a client, channels last."""
@@ -148,9 +146,7 @@ class Worker(Loop):
 def batches_of(visits: Sequence[Visit], ignored: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets of every step of a stack, ``(clients, batch, …)``, of the clients that are not done yet.
 
-    Args:
-        visits: the clients, those with the most steps first.
-        ignored: the target of examples that fill up the batches that are shorter than others'.
+    Clients with the most steps come first; batches shorter than others' are filled up with ``ignored`` targets.
     """
     feeds, steps = [_batches(visit) for visit in visits], [steps_of(visit) for visit in visits]
     for number in range(steps[0]):
@@ -176,9 +172,3 @@ def _filled(rows: Tensor, size: int, value: int | None) -> Tensor:
         return rows
     more = rows[-1:].expand(missing, *rows.shape[1:])
     return torch.cat([rows, more if value is None else torch.full_like(more, value)])
-
-
-def _held(visit: Visit) -> Tensor:
-    held = visit.held(visit.plan.work.mask)
-    assert held is not None
-    return held

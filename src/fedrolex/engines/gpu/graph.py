@@ -20,7 +20,7 @@ class Graph(Engine):
     """Trains a round by the first of :data:`WAYS` that supports it.
 
     Args:
-        precision, device, rehearsed, options: of every way, see :class:`~fedrolex.engines.gpu.waves.Waves`.
+        precision, device, options: of every way, see :class:`~fedrolex.engines.gpu.waves.Waves`.
 
     Attributes:
         ways: all of them, with what each keeps on the device.
@@ -29,18 +29,11 @@ class Graph(Engine):
 
     shares_process = True
 
-    def __init__(
-        self,
-        *,
-        precision: Precision = "fp32",
-        device: torch.device | None = None,
-        rehearsed: bool = False,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, precision: Precision = "fp32", device: torch.device | None = None, **options: Any) -> None:
         super().__init__(precision=precision, device=device)
-        if not rehearsed:
+        if not options.get("rehearsed"):
             refuse_cpu(self)
-        self.ways = [way(precision=precision, device=device, rehearsed=rehearsed, **options) for way in WAYS]
+        self.ways = [way(precision=precision, device=device, **options) for way in WAYS]
         for way in self.ways:
             way.neighbours.update(other for other in self.ways if other is not way)
         self.way: Waves | None = None

@@ -5,8 +5,7 @@ buffers, and replays. The step counts its own batches; learning rate and label m
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from math import isfinite
@@ -18,11 +17,8 @@ from torch import Tensor, nn
 from fedrolex.clients import Failure, Job, Precision, RoundPlan, Tensors, Upload, Visit, stream_seed
 from fedrolex.engines.gpu.captured import captured
 from fedrolex.engines.gpu.waves import Waves
-from fedrolex.engines.visits import Key, close_visit, open_visits, steps_of
+from fedrolex.engines.visits import Key, Kind, close_visit, open_visits, steps_of
 from fedrolex.tasks import Examples
-
-Kind = tuple[str, tuple[tuple[str, int], ...]]
-"""A network's name, and the width of every axis."""
 
 
 class Seats(ABC):
@@ -101,8 +97,7 @@ class Seats(ABC):
         self.totals.zero_()
         self.rate.fill_(self.work.rate(plan.round))
         for own, visit in zip(self.held, self.visits, strict=False):
-            held = visit.held(self.work.mask)
-            if held is not None:
+            if (held := visit.held(self.work.mask)) is not None:
                 own.copy_(held)
         if self.draws is not None:
             self.draws.manual_seed(stream_seed(plan, self.visits[0].job))
@@ -149,7 +144,10 @@ class Seated(Waves):
         visits, failures = open_visits(plan, jobs, partial(self._module, plan), self._ahead)
         seats = self._seated(plan, visits, failures)
         self._load(plan, seats)
-        with self._drawing(plan):
+        on_cpu = self.device.type != "cuda"
+        with torch.random.fork_rng(devices=[], enabled=on_cpu):  # on a GPU, all seats have their generator
+            if on_cpu:
+                torch.manual_seed(stream_seed(plan, plan.jobs[0]))
             for epoch in range(plan.work.epochs):
                 self._fill(plan, seats, epoch)
                 self._train(seats)
@@ -189,27 +187,15 @@ class Seated(Waves):
         for stream in streams:
             torch.cuda.current_stream().wait_stream(stream)
 
-    @contextmanager
-    def _drawing(self, plan: RoundPlan) -> Iterator[None]:
-        """Inside, a model on a CPU draws from a stream of the round's own; on a GPU, all seats have their generator."""
-        if self.device.type == "cuda":
-            yield
-            return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(plan, plan.jobs[0]))
-            yield
-
     def _answers(self, seats: Sequence[Seats]) -> dict[Key, Upload | Failure]:
         """Of every client; the device is asked once for all losses, and for sizes that say what is finite."""
         found: dict[Key, Upload | Failure] = {}
-        told = [torch.stack([each.totals.double(), each.sizes()], 1) for each in seats]
+        told = [torch.stack([each.totals.double(), each.sizes()], 1)[: len(each.visits)] for each in seats]
         rows = iter(torch.cat(told).tolist() if told else ())
         for each in seats:
-            for place, (total, size) in zip(range(len(each.totals)), rows, strict=False):
-                if place < len(each.visits):
-                    visit = each.visits[place]
-                    visit.steps = steps_of(visit)
-                    visit.loss, visit.trained = total / visit.steps, each.trained(place)
-                    found[visit.job.key] = close_visit(visit, True if isfinite(size) else None)
+            for (place, visit), (total, size) in zip(enumerate(each.visits), rows, strict=False):
+                visit.steps = steps_of(visit)
+                visit.loss, visit.trained = total / visit.steps, each.trained(place)
+                found[visit.job.key] = close_visit(visit, True if isfinite(size) else None)
             each.visits = ()
         return found

@@ -93,11 +93,7 @@ class Gate:
 
 
 class Streams:
-    """Who holds how many of the pooled streams.
-
-    Args:
-        pooled: gives a device's streams in turn.
-    """
+    """Who holds how many of the streams that ``pooled`` gives for a device, in turn."""
 
     def __init__(self, pooled: Callable[[torch.device], Any] = torch.cuda.Stream) -> None:
         self._pooled = pooled

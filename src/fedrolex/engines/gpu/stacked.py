@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedrolex.clients import Failure, RoundPlan, Tensors, Visit
-from fedrolex.engines.gpu.seats import Kind, Seated, Seats
+from fedrolex.engines.gpu.seats import Seated, Seats
 from fedrolex.engines.stacking import Stack, filling
-from fedrolex.engines.visits import Key, batch_sizes, epoch_of, read_ahead, starts
+from fedrolex.engines.visits import Key, Kind, batch_sizes, epoch_of, read_ahead, starts
 from fedrolex.rounds import interrupted, unknown_hooks
 
 PLACES = 16  # clients in one step, at most

@@ -1,6 +1,7 @@
 """Where a cohort's tensors lie: one client's part after the other in common buffers, channels last and padded."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -17,10 +18,7 @@ def padded(channels: int, to: int = PAD) -> int:
 
 def begins(sizes: Sequence[int]) -> list[int]:
     """Where parts of these sizes begin, and where the last one ends."""
-    found = [0]
-    for size in sizes:
-        found.append(found[-1] + padded(size, ALIGN))
-    return found
+    return list(accumulate((padded(size, ALIGN) for size in sizes), initial=0))
 
 
 class Parameters:
@@ -114,6 +112,7 @@ class Values:
         device: of all.
 
     Attributes:
+        pixels: of a batch.
         begins: where a client's part of the next four begins; pixel by pixel, channels last.
         value, active: before and after norm and ReLU.
         back, gradient: the gradient of the norm's output and of ``value``.
@@ -126,12 +125,12 @@ class Values:
     def __init__(
         self, batch: int, side: int, channels: Sequence[int], chunks: int, low: torch.dtype, device: torch.device
     ) -> None:
-        *self.begins, pixels = begins([batch * side * side * c for c in channels])
+        self.pixels = batch * side**2
+        *self.begins, end = begins([self.pixels * c for c in channels])
         *self.places, size = begins([2 * c for c in channels])
         self.side, self.channels, self.chunks, self.described = side, list(channels), chunks, False
         self.moments_begin = [chunks * place for place in self.places]
-        self.value, self.active, self.back, self.gradient = (
-            torch.zeros(pixels, dtype=low, device=device) for _ in range(4)
-        )
+        images = (torch.zeros(end, dtype=low, device=device) for _ in range(4))
+        self.value, self.active, self.back, self.gradient = images
         self.moments, self.sums = (torch.zeros(chunks * size, device=device) for _ in range(2))
         self.statistics, self.totals = (torch.zeros(size, device=device) for _ in range(2))

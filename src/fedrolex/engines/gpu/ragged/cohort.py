@@ -69,22 +69,19 @@ class Cohort:
         shape = (plan.size, plan.size, padded(plan.channels))
         self.x = torch.zeros(clients, padded(room, work.batch), *shape, dtype=low, device=device)
         self.y = torch.zeros(clients, padded(room, work.batch), dtype=torch.int64, device=device)
-        self.sizes = torch.zeros(clients, dtype=torch.int32, device=device)
+        self.sizes, self._done, counts = (torch.zeros(clients, dtype=torch.int32, device=device) for _ in range(3))
         self.held = torch.ones(clients, plan.classes, dtype=torch.int8, device=device)
         self.rate = torch.zeros((), device=device)
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
         self.totals = torch.zeros(clients, device=device)
-        self._done = torch.zeros(clients, dtype=torch.int32, device=device)
         self._targets = torch.zeros(clients, work.batch, dtype=torch.int64, device=device)
         self._beside = beside
-        counts = torch.zeros(clients, dtype=torch.int32, device=device)
         self._layers = Layers(
             models[0], self.parameters, batch=work.batch, share=share, precision=precision, counts=counts
         )
         self._images = self._layers.values(plan.size, [shape[-1]] * clients)
         self._forward, self._backward = self._program(models[0])
         self._optimise = self._updates()
-        self._layers.allocate()
 
     # --- training ---
 
@@ -137,13 +134,10 @@ class Cohort:
     # --- the program: launches of the way forward, and of the way back with whether they can run beside the others ---
 
     def _program(self, model: PreResNet) -> tuple[list[Launch], list[tuple[bool, Launch]]]:
-        layers, outs = self._layers, self.parameters.outs
-        forward: list[Launch] = []
-        backward: list[list[tuple[bool, Launch]]] = []
-        images = self._images
+        layers, images, outs = self._layers, self._images, self.parameters.outs
         x = layers.values(images.side, outs("stem.weight"))
-        forward += [self._fetch, *layers.convolve([("stem", images)], x)]
-        backward.append([(True, layers.weigh("stem", images, x))])
+        forward: list[Launch] = [self._fetch, *layers.convolve([("stem", images)], x)]
+        backward: list[list[tuple[bool, Launch]]] = [[(True, layers.weigh("stem", images, x))]]
         for path, stride, project in _blocks(model):
             inner = layers.values(x.side // stride, outs(f"{path}.conv1.weight"))
             y = layers.values(inner.side, outs(f"{path}.conv2.weight"))
@@ -191,17 +185,14 @@ class Cohort:
                         layers.squares_used[client] += 1
         chunks, unsummed = (table(self.device, *zip(*each, strict=True)) for each in (rows, late))
         factors = torch.zeros(self.clients, device=self.device)
-
-        def collect() -> None:
-            layers.launch(
-                step_kernels.collect, (len(late),),
-                layers.weight_parts, own.gradients, layers.squares, unsummed, layers.squares.shape[1], SIZE=UPDATED,
-            )  # fmt: skip
-
-        def limit() -> None:
-            squares = layers.squares
-            layers.launch(step_kernels.limit, (self.clients,), squares, factors, squares.shape[1], work.clip, SIZE=1024)
-
+        layers.allocate()  # all that is to be made in parts is known
+        squares, slots = layers.squares, layers.squares.shape[1]
+        collect = partial(
+            layers.launch, step_kernels.collect, (len(late),),
+            layers.weight_parts, own.gradients, squares, unsummed, slots, SIZE=UPDATED,
+        )  # fmt: skip
+        grid = (self.clients,)
+        limit = partial(layers.launch, step_kernels.limit, grid, squares, factors, slots, work.clip, SIZE=1024)
         descend = partial(
             layers.launch, step_kernels.descend, (len(rows),),
             own.values, own.gradients, own.memories[0], own.memories[-1], own.lowered, factors, self._done,

@@ -13,6 +13,14 @@ import triton.language as tl
 
 
 @triton.jit
+def own(table, tiles, counts, area, WIDTH: tl.constexpr):
+    """This program's tile, ``WIDTH`` numbers of which the first is the client; the client's row; its pixels."""
+    tile = tiles + WIDTH * tl.program_id(0)
+    client = tl.load(tile)
+    return tile, table + 8 * client, tl.load(counts + client) * area
+
+
+@triton.jit
 def _places(rows, height, width):
     """Image, line and column of pixel numbers."""
     image = rows // (height * width)
@@ -51,13 +59,11 @@ def convolve(
     With ``WHOLE`` a program has the whole sum and does the work of :func:`finish`, or going back of :func:`deactivate`,
     on its block of pixels, which is a chunk. Table, further: where ``sums`` and ``statistics`` begin.
     """
-    tile, part = tl.program_id(0), tl.program_id(1)
-    client = tl.load(tiles + 3 * tile)
-    begin = tl.load(tiles + 3 * tile + 1) * ROWS
-    total = tl.load(counts + client) * (out_height * out_width)
+    part = tl.program_id(1)
+    tile, row, total = own(table, tiles, counts, out_height * out_width, 3)
+    begin = tl.load(tile + 1) * ROWS
     if begin >= total:
         return
-    row = table + 8 * client
     images += tl.multiple_of(tl.load(row), ALIGN)
     weights += tl.multiple_of(tl.load(row + 1), ALIGN)
     ins = tl.multiple_of(tl.load(row + 3).to(tl.int32), ALIGN)
@@ -65,7 +71,7 @@ def convolve(
     pixels = begin + tl.arange(0, ROWS)
     image, line, column = _places(pixels, out_height, out_width)
     inside = pixels < total
-    to = tl.load(tiles + 3 * tile + 2) * COLS + tl.arange(0, COLS)
+    to = tl.load(tile + 2) * COLS + tl.arange(0, COLS)
     blocks = tl.cdiv(ins, DEPTH)
     acc = tl.zeros((ROWS, COLS), tl.float32)
     for i in range(0, TAPS * blocks):

@@ -24,28 +24,20 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on a CPU,
 
 
 class Ragged(Waves):
-    """Trains cohorts of PreResNets with kernels of its own; only machines with Triton have them.
-
-    Attributes:
-        places: the places of every network that was trained, by the network's name.
-    """
+    """Trains cohorts of PreResNets with kernels of its own; only machines with Triton have them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.places: dict[str, Places] = {}
+        self.places: dict[str, Places] = {}  # of every network that was trained, by its name
 
     def supports(self, work: RoundPlan) -> str | None:
         """Plain training of PreResNets with static norms by SGD or Adam, to their end."""
         if find_spec("triton") is None:
             return "ragged kernels need Triton, which is not installed"
-        if (why := interrupted(work) or unknown_hooks(work.work, {"rate"})) is not None:
-            return why
-        for name in {job.network for job in work.jobs}:
-            if (why := why_not(work.networks[name], work.task)) is not None:
-                return why
-        if (why := _why_not_jobs(work)) is not None:
-            return why
-        return None if self.device.type == "cuda" or INTERPRETED else "ragged kernels need a GPU"
+        networks = (why_not(work.networks[name], work.task) for name in {job.network for job in work.jobs})
+        here = None if self.device.type == "cuda" or INTERPRETED else "ragged kernels need a GPU"
+        why = interrupted(work) or unknown_hooks(work.work, {"rate"}) or next(filter(None, networks), None)
+        return why or _why_not_jobs(work) or here
 
     def _holds(self) -> bool:
         return bool(self.places)

@@ -5,7 +5,8 @@ holds and at which place each index is held; a filter is addressed by (tap, inpu
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from itertools import accumulate
+from math import isfinite, prod
 
 import numpy as np
 import torch
@@ -22,37 +23,26 @@ IDLE = -1
 
 
 class Exchange:
-    """Carries parameters between the server and cohorts.
-
-    Args:
-        axes: of the server's model.
-        cohorts: in the order of their places.
-    """
+    """Carries parameters between the server, whose model has these axes, and cohorts, in the order of their places."""
 
     def __init__(self, axes: Axes, cohorts: Sequence[Cohort]) -> None:
         found = matrices(axes)
         assert found is not None, "the engine has looked"
         self.axes, self.tensors = axes, found
         self.device = cohorts[0].device
-        self._begins: dict[str | None, int] = {}
-        end = 0
-        for name, axis in axes.axes.items():
-            self._begins[name] = end
-            end += axis.size
-        self._begins[None] = end
-        self._length = end + max(max(tensor.sizes) for tensor in found.values())
+        ends = accumulate((axis.size for axis in axes.axes.values()), initial=0)
+        self._begins: dict[str | None, int] = dict(zip([*axes.axes, None], ends, strict=True))
+        self._length = self._begins[None] + max(max(tensor.sizes) for tensor in found.values())
         places = [(cohort, client) for cohort in cohorts for client in range(cohort.clients)]
         self.places = len(places)
-        names = list(found)
         parts: list[tuple[int, ...]] = []
         deals: list[tuple[int, ...]] = []
         for place, (cohort, client) in enumerate(places):
-            for t, name in enumerate(names):
+            for t, name in enumerate(found):
                 begin, stored, real = cohort.parameters.matrix(client, name)
                 address = cohort.parameters.values.data_ptr() + 4 * begin
-                total = stored[0] * stored[1] * stored[2]
-                deals += [(place, t, len(parts), first) for first in range(0, total, SIZE)]
-                parts.append((address, stored[1], stored[2], *real, total, 0, 0))
+                deals += [(place, t, len(parts), first) for first in range(0, prod(stored), SIZE)]
+                parts.append((address, stored[1], stored[2], *real, prod(stored), 0, 0))
         layouts = [
             (*(self._begins[axis] for axis in tensor.axes), *tensor.apart, *tensor.sizes, tensor.elements, *[0] * 8)
             for tensor in found.values()
@@ -92,9 +82,7 @@ class Exchange:
     ) -> tuple[dict[str, Tensor], list[list[float]], bool]:
         """The server's new tensors; for every place sums of change · average change, of both squared; is all finite?
 
-        Args:
-            weights: of every place; 0 leaves it out.
-            label_axis, rows: the axis of the classes, and which of them a place holds, ``(places, classes)``.
+        A weight of 0 leaves a place out. ``rows``, ``(places, classes)``, say which classes of ``label_axis`` it holds.
         """
         flat = torch.empty(sum(self._lengths), device=self.device)
         if label_axis not in self._labels:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -96,50 +97,32 @@ class Layers:
         if len(shapes) == 1 and shapes[0].parts == 1:
             out.described = True
             whole = self._product(*convolutions[0], out, shapes[0], None, back=False, residual=residual)
-            return [whole, self._describe(out, shapes[0].rows)]
+            own = (out.moments, out.statistics)
+            describe = self._channelwise(norm_kernels.describe, out, shapes[0].rows, None, *own, epsilon=self._epsilon)
+            return [whole, describe]
         launches, parts = self._products(convolutions, shapes, out, back=False)
-        rows = self._table(parts.begins, out.begins, out.moments_begin, out.channels, parts.apart)
-        shape = tilings.pixels(self._pixels(out), out.channels, self._share)
-        blocks = self._tiles(out, shape.chunk, shape.columns)
-        finish = partial(
-            self.launch, norm_kernels.finish, (len(blocks),),
-            self.parts, (residual or out).value, out.value, out.moments, rows, blocks, self.counts,
-            out.side**2, shape.chunk // shape.rows, out.chunks,
-            PARTS=parts.count, RESIDUAL=residual is not None, ROWS=shape.rows, COLS=shape.columns,
-            ALIGN=align(out.channels),
-        )  # fmt: skip
-        return [*launches, finish]
+        columns = [parts.begins, out.begins, out.moments_begin, out.channels, parts.apart]
+        tensors = [self.parts, (residual or out).value, out.value, out.moments]
+        options = {"PARTS": parts.count, "RESIDUAL": residual is not None}
+        return [*launches, self._pixelwise(norm_kernels.finish, out, True, columns, *tensors, **options)]
 
     def activate(self, norm: str, x: Values) -> Launch:
         """Norm and ReLU."""
-        rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
-        shape = tilings.pixels(self._pixels(x), x.channels, self._share)
-        blocks = self._tiles(x, shape.block, shape.columns)
-        return partial(
-            self.launch, norm_kernels.activate, (len(blocks),),
-            x.value, x.moments, self.parameters.values, x.active, x.statistics, rows, blocks, self.counts,
-            x.side**2, shape.chunk, x.chunks, self._epsilon,
-            READY=x.described, CHUNKS=shape.chunks, ROWS=shape.block, COLS=shape.columns,
-            ALIGN=align(x.channels),
-        )  # fmt: skip
+        tensors = [x.value, x.moments, self.parameters.values, x.active, x.statistics]
+        options = {"READY": x.described, "epsilon": self._epsilon}
+        return self._pixelwise(norm_kernels.activate, x, False, self._columns(x, norm), *tensors, **options)
 
     def judge(self, x: Values, mask: Mask, targets: Tensor, held: Tensor, totals: Tensor) -> list[Launch]:
-        """Scores, losses and their gradients.
+        """Scores of what the last norm made active, their losses, which are added to ``totals``, and their gradients.
 
-        Args:
-            x: what the last norm made active.
-            mask: what the loss does with classes a client does not hold.
-            targets: of the batch, int64 ``(clients, batch)``.
-            held: the classes of each client, int8 ``(clients, classes)``.
-            totals: losses are added to it, ``(clients,)``.
+        Targets are int64 ``(clients, batch)``, the classes of each client int8 ``(clients, classes)``.
         """
-        places = begins([self.batch * channels for channels in x.channels])
-        self._pooled = torch.zeros(places[-1], device=self.device)
-        self._pooled_begin = places[:-1]
+        *self._pooled_begin, size = begins([self.batch * channels for channels in x.channels])
+        self._pooled = torch.zeros(size, device=self.device)
         head = [self.parameters.begins(name) for name in ("head.weight", "head.bias")]
-        rows = self._table(x.begins, *head, places[:-1], x.channels)
+        rows = table(self.device, x.begins, *head, self._pooled_begin, x.channels)
         classes, columns = held.shape[1], min(64, max(16, power(max(x.channels))))
-        blocks = self._tiles(x, 16 * x.side**2, columns)
+        blocks = tiles(x, 16 * x.side**2, columns)
         pool = partial(
             self.launch, step_kernels.pool, (len(blocks),),
             x.active, self._pooled, rows, blocks, self.counts,
@@ -161,40 +144,32 @@ class Layers:
         shapes = self._shapes(convolutions, x)
         if len(shapes) == 1 and shapes[0].parts == 1:
             whole = self._product(*convolutions[0], x, shapes[0], None, back=True)
-            return [whole, self._total(norm, x, shapes[0].rows), self.unnorm(norm, x, residual, ready=True)]
+            tensors = [x.sums, x.totals, self.parameters.gradients]
+            total = self._channelwise(norm_kernels.total, x, shapes[0].rows, norm, *tensors)
+            return [whole, total, self.unnorm(norm, x, residual, ready=True)]
         launches, parts = self._products(convolutions, shapes, x, back=True)
         return [*launches, self.deactivate(x, parts), self.unnorm(norm, x, residual)]
 
     def deactivate(self, x: Values, parts: Parts | None) -> Launch:
         """Back through ReLU; without ``parts``, from the gradient of the mean over pixels."""
         count, begin, apart = (parts.count, parts.begins, parts.apart) if parts else (1, self._pooled_begin, x.places)
-        rows = self._table(begin, x.begins, x.moments_begin, x.places, x.channels, apart)
-        shape = tilings.pixels(self._pixels(x), x.channels, self._share)
-        blocks = self._tiles(x, shape.chunk, shape.columns)
-        return partial(
-            self.launch, norm_kernels.deactivate, (len(blocks),),
-            self._pooled if parts is None else self.parts, x.value, x.active, x.statistics, x.back, x.sums,
-            rows, blocks, self.counts, x.side**2, shape.chunk // shape.rows, x.chunks,
-            PARTS=count, POOLED=parts is None, ROWS=shape.rows, COLS=shape.columns, ALIGN=align(x.channels),
-        )  # fmt: skip
+        columns = [begin, x.begins, x.moments_begin, x.places, x.channels, apart]
+        pooled = self._pooled if parts is None else self.parts
+        tensors = [pooled, x.value, x.active, x.statistics, x.back, x.sums]
+        options = {"PARTS": count, "POOLED": parts is None}
+        return self._pixelwise(norm_kernels.deactivate, x, True, columns, *tensors, **options)
 
     def unnorm(self, norm: str, x: Values, residual: Values | None, ready: bool = False) -> Launch:
         """Back through the norm."""
-        rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
-        shape = tilings.pixels(self._pixels(x), x.channels, self._share)
-        blocks = self._tiles(x, shape.block, shape.columns)
-        return partial(
-            self.launch, norm_kernels.unnorm, (len(blocks),),
-            x.back, x.value, x.statistics, x.sums, x.totals, self.parameters.values, (residual or x).gradient,
-            x.gradient, self.parameters.gradients, rows, blocks, self.counts, x.side**2, shape.chunk, x.chunks,
-            READY=ready, RESIDUAL=residual is not None, CHUNKS=shape.chunks, ROWS=shape.block,
-            COLS=shape.columns, ALIGN=align(x.channels),
-        )  # fmt: skip
+        own, gradient = self.parameters, (residual or x).gradient
+        tensors = [x.back, x.value, x.statistics, x.sums, x.totals, own.values, gradient, x.gradient, own.gradients]
+        options = {"READY": ready, "RESIDUAL": residual is not None}
+        return self._pixelwise(norm_kernels.unnorm, x, False, self._columns(x, norm), *tensors, **options)
 
     def weigh(self, name: str, x: Values, out: Values) -> Launch:
         """The gradient of a convolution's filter."""
-        side, stride = self._side(name), self._stride(name)
-        shape = self._fitted(tilings.weights(self._pixels(out), x.channels, out.channels, side, self._share))
+        side, stride = self._filter(name)
+        shape = self._fitted(tilings.weights(out.pixels, x.channels, out.channels, side, self._share))
         lengths = [side**2 * i * o for i, o in zip(x.channels, out.channels, strict=True)]
         places = self.parameters.begins(f"{name}.weight")
         if shape.parts > 1:
@@ -202,10 +177,9 @@ class Layers:
             self._weight_parts_size, places = parts.size, parts.begins
         else:
             self.summed.add(f"{name}.weight")
-        rows = self._table(x.begins, out.begins, places, x.channels, out.channels, lengths)
-        taps = side**2 // shape.taps
-        blocks = weight_tiles(self.device, x.channels, out.channels, taps, shape, self.squares_used)
-        span = padded(-(-self._pixels(out) // shape.parts), shape.depth)
+        rows = table(self.device, x.begins, out.begins, places, x.channels, out.channels, lengths)
+        blocks = weight_tiles(x, out, side**2 // shape.taps, shape, self.squares_used)
+        span = padded(-(-out.pixels // shape.parts), shape.depth)
         return lambda: self.launch(
             convolution_kernels.weigh, (len(blocks), shape.parts),
             x.active, out.gradient, self.weight_parts if shape.parts > 1 else self.parameters.gradients,
@@ -223,14 +197,13 @@ class Layers:
         self, convolutions: Sequence[Convolution], shapes: Sequence[Tiling], out: Values, back: bool
     ) -> tuple[list[Launch], Parts]:
         """Convolutions, or with ``back`` the gradients of their inputs, in parts that are still to be added up."""
-        pixels = self._pixels(out)
-        parts = Parts(sum(shape.parts for shape in shapes), [pixels * channels for channels in out.channels])
+        parts = Parts(sum(shape.parts for shape in shapes), [out.pixels * channels for channels in out.channels])
         self._parts_size = max(self._parts_size, parts.size)
-        launches: list[Launch] = []
-        done = 0
-        for (name, x), shape in zip(convolutions, shapes, strict=True):
-            launches.append(self._product(name, x, out, shape, (parts.at(done), parts.apart), back=back))
-            done += shape.parts
+        firsts = accumulate((shape.parts for shape in shapes), initial=0)
+        launches = [
+            self._product(name, x, out, shape, (parts.at(first), parts.apart), back=back)
+            for (name, x), shape, first in zip(convolutions, shapes, firsts, strict=False)
+        ]
         return launches, parts
 
     def _product(
@@ -251,10 +224,10 @@ class Layers:
         begin, apart = parts or (out.begins, [0] * self.clients)
         sums = [] if parts else [out.moments_begin, out.places] if back else [out.moments_begin]
         weights = self.parameters.begins(f"{name}.weight")
-        rows = self._table(x.begins, weights, begin, x.channels, out.channels, apart, *sums)
-        blocks = self._tiles(out, shape.rows, shape.columns)
+        rows = table(self.device, x.begins, weights, begin, x.channels, out.channels, apart, *sums)
+        blocks = tiles(out, shape.rows, shape.columns)
         images, whole = x.gradient if back else x.active, parts is None
-        side, stride = self._side(name), self._stride(name)
+        side, stride = self._filter(name)
         return partial(
             self.launch, convolution_kernels.convolve, (len(blocks), shape.parts),
             images, self.parameters.lowered, (out.back if back else out.value) if whole else self.parts,
@@ -266,31 +239,38 @@ class Layers:
             PRECISION=self.dots, num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
 
-    def _describe(self, x: Values, length: int) -> Launch:
-        """Statistics of values whose moments were taken of chunks of a length."""
-        rows = self._table(x.begins, x.moments_begin, x.begins, x.begins, x.places, x.channels)
-        blocks = column_tiles(self.device, x, COLUMNS)
-        return partial(
-            self.launch, norm_kernels.describe, (len(blocks),),
-            x.moments, x.statistics, rows, blocks, self.counts, x.side**2, length, x.chunks, self._epsilon,
-            CHUNKS=tilings.CHUNKS, COLS=COLUMNS,
-        )  # fmt: skip
+    # --- norms, and what is done pixel by pixel ---
 
-    def _total(self, norm: str, x: Values, length: int) -> Launch:
-        """Sums over all chunks of a length."""
-        rows = self._table(x.begins, x.moments_begin, *self._scales(norm), x.places, x.channels)
-        blocks = column_tiles(self.device, x, COLUMNS)
-        return partial(
-            self.launch, norm_kernels.total, (len(blocks),),
-            x.sums, x.totals, self.parameters.gradients, rows, blocks, self.counts, x.side**2, length, x.chunks,
-            CHUNKS=tilings.CHUNKS, COLS=COLUMNS,
-        )  # fmt: skip
+    def _columns(self, x: Values, norm: str | None) -> list[list[int]]:
+        """Of the table for a norm; for a kernel that reads neither scale nor shift, None."""
+        scales = [self.parameters.begins(f"{norm}.{what}") for what in ("weight", "bias")] if norm else [x.begins] * 2
+        return [x.begins, x.moments_begin, *scales, x.places, x.channels]
+
+    def _channelwise(
+        self, kernel: Any, x: Values, length: int, norm: str | None, *tensors: Tensor, **options: float
+    ) -> Launch:
+        """What is added up for every channel, of chunks of a length."""
+        rows, blocks = table(self.device, *self._columns(x, norm)), column_tiles(x, COLUMNS)
+        arguments = (*tensors, rows, blocks, self.counts, x.side**2, length, x.chunks)
+        return partial(self.launch, kernel, (len(blocks),), *arguments, CHUNKS=tilings.CHUNKS, COLS=COLUMNS, **options)
+
+    def _pixelwise(
+        self, kernel: Any, x: Values, chunked: bool, columns: list[list[int]], *tensors: Tensor, **options: float
+    ) -> Launch:
+        """What is done in blocks of pixels; or in chunks, some rows at a time, where sums are taken of them."""
+        shape = tilings.pixels(x.pixels, x.channels, self._share)
+        blocks = tiles(x, shape.chunk if chunked else shape.block, shape.columns)
+        length, rows = (shape.chunk // shape.rows, shape.rows) if chunked else (shape.chunk, shape.block)
+        options |= {"ROWS": rows, "COLS": shape.columns, "ALIGN": align(x.channels)}
+        options |= {} if chunked else {"CHUNKS": tilings.CHUNKS}
+        arguments = (*tensors, table(self.device, *columns), blocks, self.counts, x.side**2, length, x.chunks)
+        return partial(self.launch, kernel, (len(blocks),), *arguments, **options)
 
     # --- sizes ---
 
     def _shapes(self, convolutions: Sequence[Convolution], out: Values) -> list[Tiling]:
         return [
-            self._fitted(tilings.product(self._pixels(out), x.channels, out.channels, self._side(name), self._share))
+            self._fitted(tilings.product(out.pixels, x.channels, out.channels, self._filter(name)[0], self._share))
             for name, x in convolutions
         ]
 
@@ -301,21 +281,7 @@ class Layers:
         rows, columns, depth = (min(n, most) for n, most in ((shape.rows, 64), (shape.columns, 64), (shape.depth, 32)))
         return replace(shape, rows=rows, columns=columns, depth=depth, warps=4)
 
-    def _pixels(self, x: Values) -> int:
-        return self.batch * x.side**2
-
-    def _side(self, name: str) -> int:
-        return int(self.model.get_parameter(f"{name}.weight").shape[-1])
-
-    def _stride(self, name: str) -> int:
+    def _filter(self, name: str) -> tuple[int, int]:
+        """Side and stride."""
         convolution: Any = self.model.get_submodule(name)
-        return int(convolution.stride[0])
-
-    def _scales(self, norm: str) -> tuple[list[int], list[int]]:
-        return self.parameters.begins(f"{norm}.weight"), self.parameters.begins(f"{norm}.bias")
-
-    def _tiles(self, x: Values, rows: int, columns: int) -> Tensor:
-        return tiles(self.device, x, self._pixels(x), rows, columns)
-
-    def _table(self, *columns: Sequence[int]) -> Tensor:
-        return table(self.device, *columns)
+        return convolution.kernel_size[0], convolution.stride[0]

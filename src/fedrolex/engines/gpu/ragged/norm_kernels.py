@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+from fedrolex.engines.gpu.ragged.convolution_kernels import own
+
 
 @triton.jit(do_not_specialize=["area", "steps", "chunks"])
 def finish(
@@ -17,18 +19,16 @@ def finish(
     Tiles: client, chunk (``steps`` blocks of ``ROWS`` pixels), block of channels. Moments: mean and sum of
     squared deviations, ``(2, chunks, channels)`` a client.
     """
-    tile = tl.program_id(0)
-    client, chunk = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
-    total = tl.load(counts + client) * area
+    tile, row, total = own(table, tiles, counts, area, 3)
+    chunk = tl.load(tile + 1)
     if chunk * ROWS * steps >= total:
         return
-    row = table + 8 * client
     parts += tl.multiple_of(tl.load(row), ALIGN)
     begin = tl.multiple_of(tl.load(row + 1), ALIGN)
     moments += tl.load(row + 2)
     channels = tl.multiple_of(tl.load(row + 3).to(tl.int32), ALIGN)
     apart = tl.multiple_of(tl.load(row + 4), ALIGN)
-    channel = tl.load(tiles + 3 * tile + 2) * COLS + tl.arange(0, COLS)
+    channel = tl.load(tile + 2) * COLS + tl.arange(0, COLS)
     count = tl.zeros((COLS,), tl.float32)
     mean = tl.zeros((COLS,), tl.float32)
     square = tl.zeros((COLS,), tl.float32)
@@ -64,16 +64,13 @@ def describe(
 
     Table: as for :func:`activate`. Tiles: client, block of channels.
     """
-    tile = tl.program_id(0)
-    client = tl.load(tiles + 2 * tile)
-    total = tl.load(counts + client) * area
+    tile, row, total = own(table, tiles, counts, area, 2)
     if total == 0:
         return
-    row = table + 8 * client
     moments += tl.load(row + 1)
     statistics += tl.load(row + 4)
     channels = tl.load(row + 5).to(tl.int32)
-    channel = tl.load(tiles + 2 * tile + 1) * COLS + tl.arange(0, COLS)
+    channel = tl.load(tile + 1) * COLS + tl.arange(0, COLS)
     real = channel < channels
     number = tl.cdiv(total, length)
     mean = tl.zeros((COLS,), tl.float32)
@@ -108,16 +105,13 @@ def total(
 
     Table: as for :func:`unnorm`. Tiles: client, block of channels. Totals: ``(2, channels)`` a client.
     """
-    tile = tl.program_id(0)
-    client = tl.load(tiles + 2 * tile)
-    pixels = tl.load(counts + client) * area
+    tile, row, pixels = own(table, tiles, counts, area, 2)
     if pixels == 0:
         return
-    row = table + 8 * client
     sums += tl.load(row + 1)
     totals += tl.load(row + 4)
     channels = tl.load(row + 5).to(tl.int32)
-    channel = tl.load(tiles + 2 * tile + 1) * COLS + tl.arange(0, COLS)
+    channel = tl.load(tile + 1) * COLS + tl.arange(0, COLS)
     real = channel < channels
     first = tl.zeros((COLS,), tl.float32)
     second = tl.zeros((COLS,), tl.float32)
@@ -142,17 +136,15 @@ def activate(
     Tiles: client, block of pixels, block of channels. Statistics: mean and 1 / deviation, ``(2, channels)``; taken
     from the moments, of which there are at most ``CHUNKS``, unless they are ``READY``.
     """
-    tile = tl.program_id(0)
-    client, block = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
-    total = tl.load(counts + client) * area
+    tile, row, total = own(table, tiles, counts, area, 3)
+    block = tl.load(tile + 1)
     if block * ROWS >= total:
         return
-    row = table + 8 * client
     begin = tl.multiple_of(tl.load(row), ALIGN)
     moments += tl.load(row + 1)
     statistics += tl.load(row + 4)
     channels = tl.multiple_of(tl.load(row + 5).to(tl.int32), ALIGN)
-    channel = tl.load(tiles + 3 * tile + 2) * COLS + tl.arange(0, COLS)
+    channel = tl.load(tile + 2) * COLS + tl.arange(0, COLS)
     real = channel < channels
     if READY:
         mean = tl.load(statistics + channel, real, other=0.0)
@@ -185,19 +177,17 @@ def deactivate(
     Table: where parts, values (also active, output), sums, statistics begin, channels, distance of the parts.
     ``POOLED``: the gradient is one of the mean over an image's pixels. Sums: ``(2, chunks, channels)``.
     """
-    tile = tl.program_id(0)
-    client, chunk = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
-    total = tl.load(counts + client) * area
+    tile, row, total = own(table, tiles, counts, area, 3)
+    chunk = tl.load(tile + 1)
     if chunk * ROWS * steps >= total:
         return
-    row = table + 8 * client
     parts += tl.multiple_of(tl.load(row), ALIGN)
     begin = tl.multiple_of(tl.load(row + 1), ALIGN)
     sums += tl.load(row + 2)
     statistics += tl.load(row + 3)
     channels = tl.multiple_of(tl.load(row + 4).to(tl.int32), ALIGN)
     apart = tl.multiple_of(tl.load(row + 5), ALIGN)
-    channel = tl.load(tiles + 3 * tile + 2) * COLS + tl.arange(0, COLS)
+    channel = tl.load(tile + 2) * COLS + tl.arange(0, COLS)
     real = channel < channels
     mean = tl.load(statistics + channel, real, other=0.0)
     rstd = tl.load(statistics + channels + channel, real, other=0.0)
@@ -238,18 +228,16 @@ def unnorm(
     channels. Sums are added up here, and the first block writes the gradients of scale and shift, unless the totals are
     ``READY``.
     """
-    tile = tl.program_id(0)
-    client, block = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
-    total = tl.load(counts + client) * area
+    tile, row, total = own(table, tiles, counts, area, 3)
+    block = tl.load(tile + 1)
     if block * ROWS >= total:
         return
-    row = table + 8 * client
     begin = tl.multiple_of(tl.load(row), ALIGN)
     sums += tl.load(row + 1)
     scale_at, shift_at = tl.load(row + 2), tl.load(row + 3)
     statistics += tl.load(row + 4)
     channels = tl.multiple_of(tl.load(row + 5).to(tl.int32), ALIGN)
-    channel = tl.load(tiles + 3 * tile + 2) * COLS + tl.arange(0, COLS)
+    channel = tl.load(tile + 2) * COLS + tl.arange(0, COLS)
     real = channel < channels
     if READY:
         totals += tl.load(row + 4)

@@ -5,7 +5,7 @@ costs next to nothing, so the captured steps serve cohorts of every composition.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -43,23 +43,18 @@ class Placement:
 
 
 class Places:
-    """The cohorts of one network, and who is trained where in a round.
+    """The cohorts of one network of PreResNets, and who is trained where in a round.
 
     Args:
-        network: of PreResNets.
-        precision: of products.
-        device: where the kernels run.
+        network: of PreResNets; its cohorts have the precision and are on the device.
         streams: as many as :data:`STREAMS`; each is None without a GPU.
-
-    Attributes:
-        cohorts: of wide and of narrow clients, as far as there are any.
     """
 
     def __init__(self, network: Network, precision: Precision, device: torch.device, streams: Sequence[Any]) -> None:
         assert isinstance(network.module, PreResNet)
         self.network, self.precision, self.device, self._streams = network, precision, device, streams
         self._shape = network.module.plan
-        self.cohorts: list[Cohort] = []
+        self.cohorts: list[Cohort] = []  # of wide and of narrow clients, as far as there are any
         self._placed: list[Placement] = []
         self._places: dict[Widths, list[tuple[Cohort, int, int]]] = {}  # cohort, place in it, number
         self._exchange: Exchange | None = None
@@ -133,10 +128,9 @@ class Places:
     def _wide(self, widths: Widths) -> bool:
         return self._models[widths].stem.out_channels >= WIDE
 
-    def _mine(self) -> Iterator[tuple[Cohort, list[Placement]]]:
+    def _mine(self) -> list[tuple[Cohort, list[Placement]]]:
         """Every cohort with those that are placed in it."""
-        for cohort in self.cohorts:
-            yield cohort, [each for each in self._placed if each.cohort is cohort]
+        return [(cohort, [each for each in self._placed if each.cohort is cohort]) for cohort in self.cohorts]
 
     # --- a round ---
 

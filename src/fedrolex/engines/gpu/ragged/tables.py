@@ -19,42 +19,36 @@ def table(device: torch.device, *columns: Sequence[int]) -> Tensor:
     return found.to(device)
 
 
-def tiles(device: torch.device, x: Values, pixels: int, rows: int, columns: int) -> Tensor:
-    """Client, block of pixels, block of channels for every program, the widest clients first.
-
-    A batch of ``x`` has ``pixels``, a block has ``rows`` of them and ``columns`` channels.
-    """
-    blocks = -(-pixels // rows)
+def tiles(x: Values, rows: int, columns: int) -> Tensor:
+    """Client, block of pixels (``rows`` of them), block of channels for every program, the widest clients first."""
     found = [
         (client, row, column)
         for client in sorted(range(len(x.channels)), key=lambda k: -x.channels[k])
-        for row in range(blocks)
+        for row in range(-(-x.pixels // rows))
         for column in range(-(-x.channels[client] // columns))
     ]
-    return torch.tensor(found, dtype=torch.int32, device=device)
+    return torch.tensor(found, dtype=torch.int32, device=x.value.device)
 
 
-def column_tiles(device: torch.device, x: Values, columns: int) -> Tensor:
+def column_tiles(x: Values, columns: int) -> Tensor:
     """Client and block of channels for every program."""
     found = [(client, block) for client, c in enumerate(x.channels) for block in range(-(-c // columns))]
-    return torch.tensor(found, dtype=torch.int32, device=device)
+    return torch.tensor(found, dtype=torch.int32, device=x.value.device)
 
 
-def weight_tiles(
-    device: torch.device, ins: Sequence[int], outs: Sequence[int], taps: int, shape: Tiling, used: list[int]
-) -> Tensor:
+def weight_tiles(x: Values, out: Values, taps: int, shape: Tiling, used: list[int]) -> Tensor:
     """Client, which of the groups of taps, block of input channels, of output channels, place of the sum of squares.
 
     ``used`` are the places of sums of squares that every client has used so far; a program that has the whole sum of a
     gradient takes the next one.
     """
-    found = []
+    found, ins, outs = [], x.channels, out.channels
     for client in sorted(range(len(outs)), key=lambda k: -outs[k]):
         blocks = product(range(taps), range(-(-ins[client] // shape.rows)), range(-(-outs[client] // shape.columns)))
         for block in blocks:
             found.append((client, *block, used[client]))
             used[client] += shape.parts == 1
-    return torch.tensor(found, dtype=torch.int32, device=device)
+    return torch.tensor(found, dtype=torch.int32, device=x.value.device)
 
 
 class Parts:

@@ -43,7 +43,6 @@ class Pixelwise:
     columns: int
     chunk: int
     block: int
-    chunks: int = CHUNKS
 
 
 def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int, share: Fraction | int = 1) -> Tiling:
