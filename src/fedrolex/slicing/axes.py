@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -153,7 +153,9 @@ class Axes:
         """An axis by name."""
         if name not in self.axes:
             near = difflib.get_close_matches(name, self.axes, 1)
-            raise FedrolexError(f"no axis {name!r}; {f'did you mean {near[0]!r}?' if near else _listed(self.axes)}")
+            some = ", ".join([*self.axes][:12]) + (", …" if len(self.axes) > 12 else "")
+            said = f"did you mean {near[0]!r}?" if near else f"the axes are: {some}"
+            raise FedrolexError(f"no axis {name!r}; {said}")
         return self.axes[name]
 
     def __repr__(self) -> str:
@@ -161,10 +163,8 @@ class Axes:
 
     def _check(self, window: Window) -> None:
         if not isinstance(window, Window):
-            kind = type(window).__name__
-            raise FedrolexError(
-                f"window is a {kind}: make one with a scheme, e.g. Rolling().window(axes, round=0, capacity='1/4')"
-            )
+            remedy = "make one with a scheme, e.g. Rolling().window(axes, round=0, capacity='1/4')"
+            raise FedrolexError(f"window is a {type(window).__name__}: {remedy}")
         for name in window:
             if name not in self.axes:
                 raise FedrolexError(f"window names axis {name!r}, which this model does not have")
@@ -180,7 +180,7 @@ class Axes:
             raise FedrolexError(
                 f"expected a module, got a {type(module).__name__}: tensors are cut with axes.take(state, window)"
             )
-        own = _tensors_of(module)
+        own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         wanted = [name for name, t in self.tensors.items() if t.role != "constant"]
         missing = next((name for name in wanted if name not in own), None)
         if missing is not None:
@@ -351,15 +351,6 @@ def _match(module: nn.Module, model: nn.Module) -> None:
     wants = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(wants.get(name, parameter.requires_grad))
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = list(names)
-    return f"the axes are: {', '.join(shown[:12])}{', …' if len(shown) > 12 else ''}"
-
-
-def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def members_of(tensors: Mapping[str, TensorLayout]) -> dict[str, tuple[tuple[str, int], ...]]:

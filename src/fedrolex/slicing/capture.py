@@ -21,12 +21,11 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing.inputs import Inputs
+from fedrolex.slicing.inputs import Inputs, is_sentence
 
 PREFIX = "model."
 REMEDIES = {
     "data-dependent": "its control flow depends on values: use torch.where, or keep that part out of forward",
-    "Data-dependent": "its control flow depends on values: use torch.where, or keep that part out of forward",
     "positional argument": "a batch of (inputs, labels)? Give the inputs only",
     "'indices'": "does it take integers? Give an integer tensor, e.g. --input 2x20:int64:1000",
 }
@@ -113,10 +112,10 @@ def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Cap
         program = _export(wrapped, inputs)
     with quiet():
         unlifted = program.module(check_guards=False)
-    limits = _limits(program, inputs)
-    captured = Captured(fx.Graph(), {}, out_spec=program.call_spec.out_spec, limits=limits)
-    captured.left_out = tuple(sorted(wrapped.left_out))
-    _flatten(unlifted, captured)
+    left_out = tuple(sorted(wrapped.left_out))
+    captured = Captured(fx.Graph(), {}, {}, program.call_spec.out_spec, _limits(program, inputs), left_out)
+    placeholders = (captured.graph.placeholder(n.name) for n in unlifted.graph.nodes if n.op == "placeholder")
+    captured.graph.output(tuple(_flatten(unlifted, placeholders, captured)))
     return captured
 
 
@@ -128,7 +127,7 @@ def one_line(error: BaseException) -> str:
     places = re.findall(r'File "([^"]+)", line (\d+), in forward', str(error))
     own = [place for place in places if "/torch/" not in place[0]]
     text = f"{text} ({own[-1][0].rpartition('/')[2]} line {own[-1][1]})" if own else text
-    return text + next((f"; {remedy}" for said, remedy in REMEDIES.items() if said in str(error)), "")
+    return text + next((f"; {remedy}" for said, remedy in REMEDIES.items() if said in str(error).lower()), "")
 
 
 def _accepts(wrapped: nn.Module, inputs: Inputs) -> None:
@@ -149,8 +148,7 @@ def _export(wrapped: nn.Module, inputs: Inputs) -> Any:
     auto = torch.export.Dim.AUTO
     batch = tuple({0: auto} if value.dim() else None for value in inputs.values)
     sentences = tuple(
-        {0: auto, 1: auto} if value.dim() == 2 and not value.is_floating_point() else free
-        for value, free in zip(inputs.values, batch, strict=True)
+        {0: auto, 1: auto} if is_sentence(value) else free for value, free in zip(inputs.values, batch, strict=True)
     )
     failure: Exception | None = None
     for shapes in ((sentences,), (batch,), None):
@@ -185,20 +183,19 @@ def _limits(program: Any, inputs: Inputs) -> dict[tuple[int, int], tuple[int, in
 # --- flattening: higher-order regions inlined, guards dropped, names without the wrapper's prefix ---
 
 
-def _flatten(module: fx.GraphModule, into: Captured) -> None:
-    graph = into.graph
+def _flatten(module: fx.GraphModule, given: Iterator[Any], into: Captured, path: str = "") -> list[Any]:
+    """Copy a graph into the flat one, with what is ``given`` for its placeholders; returns its flat outputs."""
     values: dict[fx.Node, Any] = {}
-    for node in module.graph.nodes:
+    *nodes, output = module.graph.nodes
+    for node in nodes:
         if node.op == "placeholder":
-            values[node] = graph.placeholder(node.name)
-        elif node.op == "output":
-            flat, _ = pytree.tree_flatten(node.args)
-            graph.output(tuple(values[n] if isinstance(n, fx.Node) else n for n in flat))
+            values[node] = next(given)
         else:
-            _copy(module, node, values, into)
+            _copy(module, node, values, into, path)
+    return [values[n] if isinstance(n, fx.Node) else n for n in pytree.tree_leaves(output.args)]
 
 
-def _copy(module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, path: str = "") -> None:
+def _copy(module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, path: str) -> None:
     """Copy one node into the flat graph, inlining regions that only switch gradients or autocast off.
 
     Other regions (a scan, a branch) are kept as they are: their operands will be frozen.
@@ -245,19 +242,12 @@ def _inline(node: fx.Node, values: dict[fx.Node, Any], into: Captured, gradients
     enabled = node.args[0] if gradients else node.args[2]
     if not gradients and enabled:
         raise FedrolexError("the model switches autocast on inside forward: trace it without, put autocast around it")
-    given = [values[arg] if isinstance(arg, fx.Node) else arg for arg in node.args[place + 1 :]]
+    given = (values[arg] if isinstance(arg, fx.Node) else arg for arg in node.args[place + 1 :])
     graph = into.graph
     if gradients:
         before = graph.call_function(torch.is_grad_enabled)
         graph.call_function(torch._C._set_grad_enabled, (enabled,))
-    inner: dict[fx.Node, Any] = {}
-    for below in region.graph.nodes:
-        if below.op == "placeholder":
-            inner[below] = given.pop(0)
-        elif below.op == "output":
-            values[node] = [inner[n] if isinstance(n, fx.Node) else n for n in pytree.tree_leaves(below.args[0])]
-        else:
-            _copy(region, below, inner, into, path)
+    values[node] = _flatten(region, given, into, path)
     into.modules.pop(path[:-1], None)
     if gradients:
         graph.call_function(torch._C._set_grad_enabled, (before,))

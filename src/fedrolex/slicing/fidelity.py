@@ -7,7 +7,7 @@ backward, a buffer that is reassigned, a branch on the batch size) shows here.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from fedrolex.slicing.capture import Captured, modes, one_line, quiet, register
-from fedrolex.slicing.inputs import Inputs
+from fedrolex.slicing.inputs import Inputs, is_sentence
 from fedrolex.slicing.program import Program, compiled
 
 
@@ -91,7 +91,7 @@ def unlike(model: nn.Module, captured: Captured, inputs: Inputs, wanted: Mapping
 def unlike_at_other_sizes(model: nn.Module, captured: Captured, inputs: Inputs, wanted: Mapping[str, bool]) -> bool:
     """Whether graph and module disagree for one sample more, or for sentences one shorter."""
     longer = [torch.cat([v, v[:1]]) if v.dim() else v for v in inputs.values]
-    shorter = [v[:, :-1] if v.dim() == 2 and not v.is_floating_point() and v.shape[1] > 2 else v for v in inputs.values]
+    shorter = [v[:, :-1] if is_sentence(v) and v.shape[1] > 2 else v for v in inputs.values]
     for values in (longer, shorter):
         module = _run_module(model, inputs, wanted, values)
         if isinstance(module, str):
@@ -125,8 +125,9 @@ def _run_module(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool], va
 
 def _run_graph(model: nn.Module, captured: Captured, values: Sequence[Tensor]) -> _Ran | str:
     own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    first = next((t for t in own.values() if t.is_floating_point()), next(iter(own.values())))
     holder = nn.Module()
-    holder.slicing_device, holder.slicing_dtype = _device_and_dtype(own)  # type: ignore[assignment]
+    holder.slicing_device, holder.slicing_dtype = first.device, first.dtype  # type: ignore[assignment]
     state = {**{n: t.detach() for n, t in captured.tensors.items() if n not in own}, **generic(own)}
     for name, value in state.items():
         original = own.get(name)
@@ -136,21 +137,13 @@ def _run_graph(model: nn.Module, captured: Captured, values: Sequence[Tensor]) -
             register(holder, name, value.clone())
     for name, region in captured.modules.items():
         register(holder, name, region)
-    function = compiled(Program(captured, {}, (), {}, _device_and_dtype(own)[1]).graph({}))
+    function = compiled(Program(captured, {}, (), {}, first.dtype).graph({}))
 
     def call() -> Any:
         return pytree.tree_unflatten(list(function(holder, *(v.clone() for v in values))), captured.out_spec)
 
     ran = _measure(call, holder)
-    if isinstance(ran, _Ran):
-        for extra in [n for n in ran.buffers if n not in own]:
-            del ran.buffers[extra]
-    return ran
-
-
-def _device_and_dtype(own: Mapping[str, Tensor]) -> tuple[torch.device, torch.dtype]:
-    first = next((t for t in own.values() if t.is_floating_point()), next(iter(own.values())))
-    return first.device, first.dtype
+    return ran if isinstance(ran, str) else replace(ran, buffers={n: b for n, b in ran.buffers.items() if n in own})
 
 
 def _measure(call: Any, module: nn.Module) -> _Ran | str:

@@ -97,15 +97,13 @@ class Fold:
                 other positions of that axis do not count.
         """
         self.check(client, part, window, weight, rows)
-        update = _Update(part, window, weight, rows)
         if self._order is None:
-            self._fold(update)
+            self._fold(_Update(part, window, weight, rows))
             self.clients.append(client)
             return
-        if self._next < len(self._order) and self._order[self._next] == client:
-            self._waiting[client] = update
-        else:
-            self._waiting[client] = _Update({n: t.clone() for n, t in part.items()}, window, weight, rows)
+        due = self._order[self._next : self._next + 1] == [client]
+        kept = part if due else {name: tensor.clone() for name, tensor in part.items()}
+        self._waiting[client] = _Update(kept, window, weight, rows)
         self._advance()
 
     def add_all(
@@ -125,7 +123,7 @@ class Fold:
             raise FedrolexError("a fold with an order takes one update at a time")
         for place, (client, part, weight) in enumerate(zip(clients, parts, weights, strict=True)):
             self.check(client, part, window, weight, None if rows is None else rows[place])
-        apart = {name for name in self.base if rows is not None and self._mentions(name, rows[0])}
+        apart = {name for name in self.base if rows is not None and self._mentioned(name, rows[0])}
         names = [name for name in self.base if name not in apart]
         with torch.no_grad():
             total = [part.to(self._sums[name].dtype) for name, part in ((n, parts[0][n]) for n in names)]
@@ -141,8 +139,9 @@ class Fold:
                     self._fold_tensor(name, update)
         self.clients += clients
 
-    def _mentions(self, name: str, rows: Rows) -> bool:
-        return any(axis in rows for dim in self.axes.tensors[name].dims for axis in refs(dim))
+    def _mentioned(self, name: str, rows: Rows) -> set[str]:
+        """The axes of a tensor that ``rows`` are given for."""
+        return {axis for dim in self.axes.tensors[name].dims for axis in refs(dim) if axis in rows}
 
     def skip(self, client: Hashable) -> None:
         """Say that a client of ``order`` will not report."""
@@ -235,8 +234,7 @@ class Fold:
 
     def _narrow(self, name: str, part: Tensor, window: Window, rows: Rows) -> tuple[Tensor, Window] | None:
         """The rows of ``part`` that count, and the window they lie in; None where there are none."""
-        dims = self.axes.tensors[name].dims
-        mentioned = {axis for dim in dims for axis in refs(dim)} & set(rows)
+        mentioned = self._mentioned(name, rows)
         if not mentioned:
             return part, window
         inside: dict[str, Span] = {}
@@ -250,7 +248,7 @@ class Fold:
                 return None
             inside[axis] = pick(places, len(held))
             outside[axis] = pick([held[place] for place in places], size)
-        within = regions(name, dims, self.axes.widths(window), Window(inside))
+        within = regions(name, self.axes.tensors[name].dims, self.axes.widths(window), Window(inside))
         return within.take(part), Window(outside)
 
     # --- giving the result out ---

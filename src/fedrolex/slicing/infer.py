@@ -48,14 +48,15 @@ class Concat:
 
 
 Dim = Unknown | Product | Concat
+REGROUPED = "regrouped in a way that is not followed"
 
 
 def find(dim: Dim) -> Dim:
     """``dim`` with every binding followed and nesting flattened (one level deep)."""
+    while isinstance(dim, Unknown) and dim.bound is not None:
+        dim = dim.bound
     if isinstance(dim, Unknown):
-        while isinstance(dim, Unknown) and dim.bound is not None:
-            dim = dim.bound
-        return dim if isinstance(dim, Unknown) else find(dim)
+        return dim
     kind = type(dim)
     parts: list[Dim] = []
     for part in dim.parts:
@@ -136,13 +137,11 @@ def unify(a: Dim, b: Dim) -> None:
             a, b = b, a
         if a not in set(unknowns(b)):
             _bind(a, b)
-        elif a is not b:
+        else:
             freeze(b, "is tied to a part of itself")
-    elif isinstance(b, Unknown):
-        unify(b, a)
     elif isinstance(a, Product) and isinstance(b, Product):
         _unify_products(a, b)
-    elif isinstance(a, Concat):
+    elif isinstance(a, Concat) and not isinstance(b, Unknown):
         first = size_of(a.parts[0])
         if not can_cut(b, first):
             freeze(a, "regrouped across a boundary of its parts")
@@ -156,11 +155,10 @@ def unify(a: Dim, b: Dim) -> None:
 
 
 def _unify_products(a: Product, b: Product) -> None:
-    inner_a, inner_b = size_of(a.parts[-1]), size_of(b.parts[-1])
-    if inner_a < inner_b:
+    inner_b = size_of(b.parts[-1])
+    if size_of(a.parts[-1]) < inner_b:
         _unify_products(b, a)
-        return
-    if can_divide(a, inner_b):
+    elif can_divide(a, inner_b):
         outer, inner = divide(a, inner_b)
         unify(inner, b.parts[-1])
         unify(outer, product(b.parts[:-1]))

@@ -33,19 +33,18 @@ class Inputs:
     @staticmethod
     def of(model: nn.Module, example: Any) -> Inputs:
         """Read an example: a tensor, a tuple of positional arguments, or a dict of keyword arguments."""
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
-        if isinstance(example, Tensor):
-            args = (example,)
-        elif isinstance(example, Mapping):
-            kwargs = dict(example)
-        elif isinstance(example, list | tuple):
-            args = tuple(example)
-        else:
-            kind = type(example).__name__
-            raise FedrolexError(f"example is a {kind}: give a tensor, a tuple of arguments or a dict of keyword ones")
         positional = _positional(model)
-        bound = bind(positional, args, kwargs)
+        match example:
+            case Tensor():
+                bound = bind(positional, (example,), {})
+            case list() | tuple():
+                bound = bind(positional, example, {})
+            case Mapping():
+                bound = bind(positional, (), example)
+            case _:
+                kind = type(example).__name__
+                remedy = "give a tensor, a tuple of arguments or a dict of keyword ones"
+                raise FedrolexError(f"example is a {kind}: {remedy}")
         tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in bound.items() if name not in tensors}
         for name, value in others.items():
@@ -92,6 +91,11 @@ def bind(positional: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, An
     if twice is not None:
         raise TypeError(f"argument {twice} was given twice")
     return {**named, **kwargs}
+
+
+def is_sentence(value: Tensor) -> bool:
+    """Whether an input is taken for sequences of integers (batch, length), of any length."""
+    return value.dim() == 2 and not value.is_floating_point()
 
 
 def _positional(model: nn.Module) -> tuple[str, ...]:

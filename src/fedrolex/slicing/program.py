@@ -133,9 +133,10 @@ class Program:
     def _makes_default_dtype(self, node: fx.Node) -> bool:
         """Whether a node makes a tensor of the model's dtype out of nothing, without saying so."""
         assert isinstance(node.target, torch._ops.OpOverload)
-        takes = any(argument.name == "dtype" for argument in node.target._schema.arguments)
-        made = any(isinstance(arg, fx.Node) and "dtype" in arg.meta for arg in node.all_input_nodes)
-        return takes and not made and not _takes_a_tensor(node.target) and node.meta.get("dtype") is self.dtype
+        takes = node.target._schema.arguments
+        makes = any(a.name == "dtype" for a in takes) and not any("Tensor" in str(a.type) for a in takes)
+        given = any("dtype" in arg.meta for arg in node.all_input_nodes)
+        return makes and not given and node.meta.get("dtype") is self.dtype
 
 
 def compiled(graph: fx.Graph) -> Callable[..., tuple[Any, ...]]:
@@ -143,10 +144,6 @@ def compiled(graph: fx.Graph) -> Callable[..., tuple[Any, ...]]:
     attributes = {str(node.target): None for node in graph.nodes if node.op == "get_attr"}
     code = fx.GraphModule(attributes, graph, class_name="SubModelCode")
     return type(code).forward
-
-
-def _takes_a_tensor(target: torch._ops.OpOverload) -> bool:
-    return any("Tensor" in str(argument.type) for argument in target._schema.arguments)
 
 
 def _depends(value: Any) -> bool:

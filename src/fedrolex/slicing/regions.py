@@ -8,7 +8,6 @@ strided blocks that are copied or added as they are: no index tensors, no gather
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import prod
 
 import numpy as np
 import torch
@@ -97,7 +96,7 @@ class Region:
             index = self.open_index(target.device)
             target[index] = target[index] + value
             return
-        for block in self.blocks(target.stride(), _contiguous(self.shape)):
+        for block in self.blocks(target.stride(), (0,) * len(self.shape)):  # a constant has no strides
             _view(target, block.sizes, block.source).add_(value)
 
     def blocks(self, source: tuple[int, ...], target: tuple[int, ...]) -> list[Block]:
@@ -127,24 +126,20 @@ class Region:
 
 def regions(tensor: str, dims: Sequence[Layout], full: Mapping[str, int], window: Window) -> Region:
     """The region of ``window`` in a tensor with these dimensions."""
-    spans: list[dict[str, Span]] = []
-    shape: list[int] = []
-    whole: list[int] = []
-    for dim, layout in enumerate(dims):
-        found = {axis: window.span(tensor, dim, axis) for axis in layouts.refs(layout)}
-        held = {axis: span for axis, span in found.items() if span is not None}
-        whole.append(layouts.size(layout, full))
-        shape.append(layouts.size(layout, _widths(layout, full, held)) if held else whole[-1])
-        spans.append(held)
+    spans = [
+        {axis: span for axis in layouts.refs(layout) if (span := window.span(tensor, dim, axis)) is not None}
+        for dim, layout in enumerate(dims)
+    ]
+    whole = layouts.shape(dims, full)
+    cut = list(zip(dims, spans, whole, strict=True))
+    shape = tuple(layouts.size(layout, _widths(layout, full, held)) if held else n for layout, held, n in cut)
     if any(isinstance(span, Pick) for held in spans for span in held.values()):
-        cut = zip(dims, spans, strict=True)
-        picks = tuple(_positions(layout, full, held) if held else None for layout, held in cut)
-        return Region(tuple(whole), tuple(shape), None, picks)
+        picks = tuple(_positions(layout, full, held) if held else None for layout, held, _ in cut)
+        return Region(whole, shape, None, picks)
     pieces = tuple(
-        tuple(_pieces(layout, full, held)) if held else (Piece(0, 0, ((n, 1, 1),)),)
-        for layout, n, held in zip(dims, whole, spans, strict=True)
+        tuple(_pieces(layout, full, held)) if held else (Piece(0, 0, ((n, 1, 1),)),) for layout, held, n in cut
     )
-    return Region(tuple(whole), tuple(shape), pieces, (None,) * len(dims))
+    return Region(whole, shape, pieces, (None,) * len(dims))
 
 
 def _widths(layout: Layout, full: Mapping[str, int], spans: Mapping[str, Span]) -> dict[str, int]:
@@ -160,9 +155,7 @@ def _pieces(layout: Layout, full: Mapping[str, int], spans: Mapping[str, Span]) 
         case Fixed(n):
             return [Piece(0, 0, ((n, 1, 1),))]
         case Ref(axis):
-            span = spans.get(axis)
-            if span is None:
-                return [Piece(0, 0, ((full[axis], 1, 1),))]
+            span = spans.get(axis) or Arc(0, full[axis], full[axis])
             assert isinstance(span, Arc)
             result, done = [], 0
             for start, length in span.pieces():
@@ -220,7 +213,3 @@ def _block(pieces: Sequence[Piece], source: Sequence[int], target: Sequence[int]
 
 def _view(tensor: Tensor, sizes: tuple[int, ...], where: tuple[tuple[int, ...], int]) -> Tensor:
     return tensor.as_strided(sizes, where[0], tensor.storage_offset() + where[1])
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))

@@ -1,5 +1,6 @@
 """From ties to axes: name what is left free, decide what stays whole, turn everything into plain data."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,9 +12,9 @@ from fedrolex.slicing.axes import Axis, Kind, Note, TensorLayout, members_of
 from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, size_of, unify, unknowns
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, has_axis
 from fedrolex.slicing.program import Change, Scale
-from fedrolex.slicing.rules import Traced
+from fedrolex.slicing.rules import Call, Traced
 from fedrolex.slicing.rules.call import ToTheEnd
-from fedrolex.slicing.walk import Edit, Scalar, Summed, Ties
+from fedrolex.slicing.walk import Scalar, Summed, Ties
 
 END = 2**63 - 1
 
@@ -43,9 +44,6 @@ class Resolution:
         self._freeze_the_rest()
         self.kinds = self._kinds()
         self.names = self._names(names)
-        self._override_kinds(kinds)
-
-    def _override_kinds(self, kinds: Mapping[str, Kind]) -> None:
         known = {name: leaf for leaf, name in self.names.items()}
         for name, kind in kinds.items():
             if name not in known:
@@ -66,8 +64,10 @@ class Resolution:
 
     def _freeze_the_rest(self) -> None:
         for _, _, dim in self._dims():
-            for leaf in _repeated(dim):
-                freeze(leaf, "it would be cut more than once in one dimension")
+            for factors in _products(dim):
+                times = Counter(leaf for factor in factors for leaf in set(factor))
+                for leaf in (leaf for leaf, n in times.items() if n > 1):
+                    freeze(leaf, "it would be cut more than once in one dimension")
         for leaf, members in self._leaves().items():
             real = [m for m in members if self.tensors[m[0]].is_floating_point()]
             if leaf.size == 1:
@@ -93,17 +93,16 @@ class Resolution:
 
     def _names(self, wanted: Mapping[str, str]) -> dict[Unknown, str]:
         result: dict[Unknown, str] = {}
-        taken: set[str] = set()
         unmatched = set(wanted)
         members = self._leaves()
         for leaf in self.kinds:
             base = self._base_name(leaf, members[leaf])
             given = [p for p in wanted if base == p or any(fnmatchcase(f"{t}:{d}", p) for t, d in members[leaf])]
             unmatched -= set(given)
-            name, number = wanted[given[0]] if given else base, 2
-            while name in taken:
-                name, number = f"{wanted[given[0]] if given else base}.{number}", number + 1
-            taken.add(name)
+            base = wanted[given[0]] if given else base
+            name, number = base, 2
+            while name in result.values():
+                name, number = f"{base}.{number}", number + 1
             result[leaf] = name
         if unmatched:
             first = min(unmatched)
@@ -163,7 +162,7 @@ class Resolution:
                     notes.append(Note(f"{name}:{place}", what))
         return list(dict.fromkeys(notes))
 
-    def changes(self, edits: Mapping[str, Edit]) -> dict[str, Change]:
+    def changes(self, edits: Mapping[str, Call]) -> dict[str, Change]:
         """The edits of one walk with layouts in place of dimensions."""
         result = {}
         for node, edit in edits.items():
@@ -248,27 +247,7 @@ def _parts(dim: Dim) -> Iterable[Dim]:
 
 def _products(dim: Dim) -> Iterable[list[list[Unknown]]]:
     """For every product below ``dim``, the leaves of each of its factors."""
-    dim = find(dim)
-    if isinstance(dim, Product):
-        yield [list(unknowns(part)) for part in dim.parts]
-    if not isinstance(dim, Unknown):
-        for part in dim.parts:
-            yield from _products(part)
-
-
-def _repeated(dim: Dim) -> list[Unknown]:
-    """Leaves that occur in two factors of one product."""
-    dim = find(dim)
-    if isinstance(dim, Unknown):
-        return []
-    result = [leaf for part in dim.parts for leaf in _repeated(part)]
-    if isinstance(dim, Product):
-        seen: set[Unknown] = set()
-        for part in dim.parts:
-            below = set(unknowns(part))
-            result.extend(below & seen)
-            seen |= below
-    return result
+    return ([list(unknowns(part)) for part in p.parts] for p in _parts(dim) if isinstance(p, Product))
 
 
 def _simplified(parts: Sequence[Layout], product: bool) -> Layout:
@@ -293,11 +272,7 @@ def apply_overrides(
     """
     every = {f"{name}:{place}": dim for name in roles for place, dim in enumerate(ties.dims[name])}
     for pattern in freeze_patterns:
-        matched = [
-            dim
-            for key, dim in every.items()
-            if fnmatchcase(key, pattern) or fnmatchcase(key.rpartition(":")[0], pattern)
-        ]
+        matched = [d for k, d in every.items() if any(fnmatchcase(s, pattern) for s in (k, k.rpartition(":")[0]))]
         if not matched:
             raise FedrolexError(f"nothing matches freeze={pattern!r}: give 'tensor' or 'tensor:dimension', * allowed")
         for dim in matched:

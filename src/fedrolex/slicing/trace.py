@@ -5,7 +5,7 @@ Capture both modes, check that the graphs are the module, walk them, decide, pro
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from fedrolex.slicing.axes import KINDS, Axes, Kind, Note, Role
 from fedrolex.slicing.capture import Captured, capture, one_line
 from fedrolex.slicing.fidelity import generic, unlike, unlike_at_other_sizes
 from fedrolex.slicing.infer import Unknown, freeze
-from fedrolex.slicing.inputs import Inputs
+from fedrolex.slicing.inputs import Inputs, is_sentence
 from fedrolex.slicing.layout import show
 from fedrolex.slicing.program import Program
 from fedrolex.slicing.proof import WIDTHS, Trial
@@ -102,13 +102,12 @@ def own_hints(model: nn.Module) -> Hints:
     return own() if callable(own) else Hints()
 
 
+@dataclass(frozen=True)
 class FactoryBuilder:
     """Builds sub-models with the model's own factory; the traced graph only served to derive the axes."""
 
-    constants: Mapping[str, Tensor] = {}
-
-    def __init__(self, factory: Factory) -> None:
-        self.factory = factory
+    factory: Factory
+    constants: ClassVar[Mapping[str, Tensor]] = {}
 
     def __call__(self, widths: Mapping[str, int], constants: Mapping[str, Tensor]) -> nn.Module:
         """The factory's module for these widths."""
@@ -142,50 +141,38 @@ class _Trace:
         on = on or dict.fromkeys(off, True)
         if self.hints.evaluation_only:
             self.notes.append(Note("training mode", "is evaluation: dropout off, norms on running statistics"))
-            evaluation = self._checked(self._graph(off), off, "in evaluation")
+            evaluation = self._graph(off, "in evaluation")
             return {True: evaluation, False: evaluation}
         if not all(on.values()):
             some = next(name for name, mode in on.items() if not mode)
             self.notes.append(Note("training mode", f"as the model is now: {some} stays in evaluation"))
         try:
-            training = self._checked(self._graph(on), on, "in training")
+            training = self._graph(on, "in training")
         except FedrolexError as failure:
             try:
-                self._checked(self._graph(off), off, "in evaluation")
+                self._graph(off, "in evaluation")
             except FedrolexError:
                 raise failure from failure.__cause__
             remedy = "evaluation can be traced: Hints(evaluation_only=True), or --evaluation-only, cuts that"
             raise FedrolexError(f"{failure}; {remedy}") from failure
         switched = evaluation_of(training)
         if switched is None or unlike(self.model, switched, self.inputs, off) is not None:
-            switched = self._checked(self._graph(off), off, "in evaluation")
+            switched = self._graph(off, "in evaluation")
         return {True: training, False: switched}
 
-    def _graph(self, modes: Mapping[str, bool]) -> Captured:
-        return self._canonical(capture(self.model, self.inputs, modes))
-
-    def _checked(self, captured: Captured, modes: Mapping[str, bool], when: str) -> Captured:
-        """The graph, if it does what the module does."""
-        flaw = unlike(self.model, captured, self.inputs, modes)
-        if flaw is not None:
-            raise FedrolexError(f"the traced graph is not what the model computes {when}: {flaw}")
-        if unlike_at_other_sizes(self.model, captured, self.inputs, modes):
-            fixed = {(i, d): (n, n) for i, v in enumerate(self.inputs.values) for d, n in enumerate(v.shape[:2])}
-            captured.limits = {
-                where: span for where, span in fixed.items() if where[1] == 0 or self._is_sentence(where[0])
-            }
-        return captured
-
-    def _is_sentence(self, place: int) -> bool:
-        value = self.inputs.values[place]
-        return value.dim() == 2 and not value.is_floating_point()
-
-    def _canonical(self, captured: Captured) -> Captured:
-        """Tied tensors under their first name."""
+    def _graph(self, modes: Mapping[str, bool], when: str) -> Captured:
+        """The graph in these modes, tied tensors under their first name, if it does what the module does."""
+        captured = capture(self.model, self.inputs, modes)
         for node in captured.graph.nodes:
             if node.op == "get_attr":
                 node.target = self.aliases.get(str(node.target), node.target)
         captured.tensors = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
+        flaw = unlike(self.model, captured, self.inputs, modes)
+        if flaw is not None:
+            raise FedrolexError(f"the traced graph is not what the model computes {when}: {flaw}")
+        if unlike_at_other_sizes(self.model, captured, self.inputs, modes):
+            free = [v.shape[: 2 if is_sentence(v) else 1] for v in self.inputs.values]
+            captured.limits = {(i, d): (n, n) for i, sizes in enumerate(free) for d, n in enumerate(sizes)}
         return captured
 
     def _walk(self) -> Ties:

@@ -1,28 +1,22 @@
 """Walk a captured graph once, on the example, tying dimensions together by the rule of each operation."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from fedrolex.slicing.capture import Captured, register
 from fedrolex.slicing.infer import Dim, Unknown, freeze, mark, size_of
 from fedrolex.slicing.program import arguments_of
 from fedrolex.slicing.rules import RULES, Call, Traced
-from fedrolex.slicing.rules.call import fixed, freeze_all
+from fedrolex.slicing.rules.call import fixed, freeze_all, traced_in
 from fedrolex.slicing.rules.elementwise import pointwise
 from fedrolex.slicing.rules.shapes import permutation_of
-
-
-@dataclass
-class Edit:
-    """What a node needs in a sub-model: new arguments in which a :data:`Dim` stands for its size."""
-
-    rewrite: dict[str, Any]
-    replace: tuple[str, dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,14 +62,14 @@ class Walk:
     """What belongs to one graph.
 
     Attributes:
-        edits: node name to the constants that are really widths.
+        edits: node name to the call whose constants are really widths.
         scalars: numbers that might be derived from a width.
         kept: the flat outputs that keep their shape.
         exposed: the flat outputs that are intermediate values, cut with the model.
         unknown: operators without a rule that froze their operands, and how often.
     """
 
-    edits: dict[str, Edit] = field(default_factory=dict)
+    edits: dict[str, Call] = field(default_factory=dict)
     scalars: list[Scalar] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     exposed: list[int] = field(default_factory=list)
@@ -99,10 +93,7 @@ class Ties:
     @property
     def unknown(self) -> Counter[str]:
         """Operators without a rule, and how often the graph that uses them most does."""
-        merged: Counter[str] = Counter()
-        for one in self.walks:
-            merged |= one.unknown
-        return merged
+        return reduce(Counter.__or__, (one.unknown for one in self.walks), Counter())
 
 
 def walk(captured: Captured, inputs: Sequence[Tensor], ties: Ties) -> None:
@@ -150,7 +141,7 @@ class _Walker(fx.Interpreter):
 
     def _trace(self, node: fx.Node, result: Any) -> Any:
         if node.op == "placeholder":
-            return _view(result, lambda t: fixed(t.shape, INPUT))
+            return _whole(result, INPUT)
         if node.op == "get_attr":
             if not isinstance(result, Tensor):
                 return result
@@ -166,26 +157,27 @@ class _Walker(fx.Interpreter):
     # --- operations ---
 
     def _operation(self, node: fx.Node, result: Any) -> Any:
-        args: Any = fx.map_arg(node.args, self._known)
-        kwargs: Any = fx.map_arg(node.kwargs, self._known)
-        if getattr(node.target, "__name__", "") == "getitem":
-            return args[0][args[1]]
         if not isinstance(node.target, torch._ops.OpOverload):
-            return self._opaque(str(node.target), [*args, *kwargs.values()], result)
-        tensors = _tensors_of(result)
-        name, shapes = operator_name(node.target), [tuple(t.shape) for t in tensors]
-        call = Call(name, _by_name(node.target, args, kwargs), shapes, _unused(node, len(tensors)))
-        if not tensors:
+            args: Any = fx.map_arg((*node.args, *node.kwargs.values()), self.traced.__getitem__)
+            if getattr(node.target, "__name__", "") == "getitem":
+                return args[0][args[1]]
+            return self._opaque(str(node.target), traced_in(args), result)
+        shapes = [tuple(t.shape) for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        given: Any = fx.map_arg(arguments_of(node), self.traced.__getitem__)
+        arg = {**{a.name: a.default_value for a in node.target._schema.arguments}, **given}
+        call = Call(operator_name(node.target), arg, shapes, _unused(node, len(shapes)))
+        if not shapes:
             self._decides(call)
             return result
         found = self._apply(node.target, call)
         if found is None:
-            return self._opaque(f"{node.target.namespace}::{call.name}", list(call.arg.values()), result)
+            return self._opaque(f"{node.target.namespace}::{call.name}", call.tensors(), result)
         if call.rewrite or call.replace:
-            self.found.edits[node.name] = Edit(call.rewrite, call.replace)
+            self.found.edits[node.name] = call
         self.ties.reads.update(call.reads)
         self._note_scalars(node, call)
-        return _assemble(result, found, self._origin(call))
+        dims, origin = iter(found), self._origin(call)
+        return pytree.tree_map_only(Tensor, lambda t: Traced(tuple(t.shape), tuple(next(dims)), origin), result)
 
     @staticmethod
     def _decides(call: Call) -> None:
@@ -196,12 +188,8 @@ class _Walker(fx.Interpreter):
             freeze_all(call.tensors(), f"its values decide what the code does ({call.name})")
 
     def _apply(self, target: torch._ops.OpOverload, call: Call) -> list[Sequence[Dim]] | None:
-        rule = RULES.get(call.name)
-        if target.namespace != "aten":
-            return None
-        if rule is None and torch.Tag.pointwise in target.tags:
-            rule = pointwise
-        if rule is None:
+        rule = RULES.get(call.name, pointwise if torch.Tag.pointwise in target.tags else None)
+        if rule is None or target.namespace != "aten":
             return None
         try:
             found: Any = rule(call)
@@ -212,21 +200,19 @@ class _Walker(fx.Interpreter):
             return None
         return results if sizes == call.shapes else None
 
-    def _opaque(self, name: str, values: Sequence[Any], result: Any) -> Any:
+    def _opaque(self, name: str, operands: Sequence[Traced], result: Any) -> Any:
         """No rule: operands stay whole, the result is whole."""
-        operands = [t for v in values for t in (v if isinstance(v, list | tuple) else [v]) if isinstance(t, Traced)]
         if operands:
             freeze_all(operands, f"no rule for {name}")
             self.found.unknown[name] += 1
-        return _view(result, lambda t: fixed(t.shape, f"made by {name}"))
+        return _whole(result, f"made by {name}")
 
     @staticmethod
     def _origin(call: Call) -> tuple[str, tuple[int, ...]] | None:
-        source = call.arg.get("self")
         order = permutation_of(call)
-        if order is None or not isinstance(source, Traced) or source.origin is None:
+        if order is None or call.arg["self"].origin is None:
             return None
-        name, before = source.origin
+        name, before = call.arg["self"].origin
         return name, tuple(before[d] for d in order)
 
     # --- numbers that may be derived from a width ---
@@ -235,15 +221,14 @@ class _Walker(fx.Interpreter):
         """Remember numbers that multiply or divide, with the dimensions they could be about."""
         before = [s for n in node.all_input_nodes for s in self.summed.get(n, [])]
         if call.contracted:
-            weights = bool(call.reads)
-            self.summed[node] = [Summed(dim, weights) for dim in call.contracted]
+            self.summed[node] = [Summed(dim, weights=bool(call.reads)) for dim in call.contracted]
         elif call.name not in ("softmax", "layer_norm", "batch_norm"):
             self.summed[node] = [Summed(s.dim, s.weights, s.ago + 1) for s in before if s.ago < 6 and not s.weights]
         if self._is_constant(node):
             self.constant.add(node)
             return
         for argument in SCALED.get(call.name, ()):
-            value = self._number(node, argument, call.arg.get(argument))
+            value = self._number(arguments_of(node).get(argument))
             if value is not None:
                 around = [d for t in call.tensors() for d in t.dims]
                 embedded = "embedding" in map(_name, node.all_input_nodes)
@@ -256,18 +241,13 @@ class _Walker(fx.Interpreter):
             return False
         return all(n in self.constant for n in node.all_input_nodes)
 
-    def _number(self, node: fx.Node, argument: str, value: Any) -> float | None:
+    def _number(self, given: Any) -> float | None:
         """An argument as a number: written in the graph, or a constant tensor of one element."""
-        given = arguments_of(node).get(argument)
         if isinstance(given, fx.Node):
             tensor: Any = self.env.get(given)
             single = given in self.constant and isinstance(tensor, Tensor) and tensor.numel() == 1
             return float(tensor) if single and tensor.is_floating_point() else None
-        plain = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if plain and argument in arguments_of(node) else None
-
-    def _known(self, node: fx.Node) -> Any:
-        return self.traced[node]
+        return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
 
     # --- outputs ---
 
@@ -278,12 +258,11 @@ class _Walker(fx.Interpreter):
             traced = self.traced[leaf] if isinstance(leaf, fx.Node) else None
             if not isinstance(traced, Traced):
                 continue
-            terminal = all(user.op == "output" for user in leaf.users)
-            if self.found.kept and not terminal:
+            if self.found.kept and any(user.op != "output" for user in leaf.users):
                 self.found.exposed.append(place)
-                continue
-            self.found.kept.append(place)
-            self._keep(traced)
+            else:
+                self.found.kept.append(place)
+                self._keep(traced)
 
     @staticmethod
     def _keep(traced: Traced) -> None:
@@ -307,16 +286,6 @@ def operator_name(target: torch._ops.OpOverload) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
-def _by_name(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
-    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
-
-
-def _tensors_of(result: Any) -> list[Tensor]:
-    items = result if isinstance(result, list | tuple) else [result]
-    return [item for item in items if isinstance(item, Tensor)]
-
-
 def _unused(node: fx.Node, count: int) -> set[int]:
     if count < 2:
         return set()
@@ -324,17 +293,6 @@ def _unused(node: fx.Node, count: int) -> set[int]:
     return set(range(count)) - {u for u in used if isinstance(u, int)}
 
 
-def _view(result: Any, dims: Any) -> Any:
-    """The Traced view of a result: tensors get dimensions, containers are walked, numbers stay."""
-    if isinstance(result, Tensor):
-        return Traced(tuple(result.shape), tuple(dims(result)))
-    if isinstance(result, list | tuple):
-        return [_view(item, dims) for item in result]
-    return result
-
-
-def _assemble(result: Any, found: Sequence[Sequence[Dim]], origin: tuple[str, tuple[int, ...]] | None) -> Any:
-    if isinstance(result, Tensor):
-        return Traced(tuple(result.shape), tuple(found[0]), origin)
-    queue = list(found)
-    return [Traced(tuple(i.shape), tuple(queue.pop(0))) if isinstance(i, Tensor) else i for i in result]
+def _whole(result: Any, why: str) -> Any:
+    """The traced view of a result that is never cut; what is not a tensor stays."""
+    return pytree.tree_map_only(Tensor, lambda t: Traced(tuple(t.shape), tuple(fixed(t.shape, why))), result)

@@ -185,9 +185,7 @@ def exact(value: Capacity) -> Fraction:
     is one tenth.
     """
     try:
-        if isinstance(value, bool):
-            raise ValueError
-        if len(str(value)) > 40 or re.search(r"[eE][+-]?\d{4}", str(value)):
+        if isinstance(value, bool) or len(str(value)) > 40 or re.search(r"[eE][+-]?\d{4}", str(value)):
             raise ValueError
         fraction = value if isinstance(value, Fraction) else Fraction(str(value).strip())
     except (ValueError, ZeroDivisionError):

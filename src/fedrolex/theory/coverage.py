@@ -96,15 +96,9 @@ def _count(axes: Axes, windows: dict[Window, int], counts: dict[str, Tensor], no
         count += times @ held[name]
     for name, count in counts.items():
         dims = [_held(dim, held) for dim in axes.tensors[name].dims if has_axis(dim)]
-        product = dims[0] * times[:, None]
-        if len(dims) == 1:
-            count += product.sum(0).view(count.shape)
-        elif len(dims) == 2:
-            count += (product.T @ dims[1]).view(count.shape)
-        else:
-            letters = "abcdefgh"[: len(dims)]
-            equation = ",".join(f"w{letter}" for letter in letters) + "->" + letters
-            count += torch.einsum(equation, product, *dims[1:]).view(count.shape)
+        letters = "abcdefgh"[: len(dims)]
+        equation = ",".join(f"w{letter}" for letter in letters) + "->" + letters
+        count += torch.einsum(equation, dims[0] * times[:, None], *dims[1:]).view(count.shape)
 
 
 def _held(layout: Layout, held: dict[str, Tensor]) -> Tensor:

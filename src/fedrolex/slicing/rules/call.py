@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedrolex.slicing.infer import Dim, Unknown, freeze, unify
+import torch.utils._pytree as pytree
 
-REGROUPED = "regrouped in a way that is not followed"
+from fedrolex.slicing.infer import Dim, Unknown, freeze, unify
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,7 @@ class Call:
 
     def tensors(self) -> list[Traced]:
         """Every tensor among the arguments, lists flattened."""
-        found: list[Traced] = []
-        for value in self.arg.values():
-            items = value if isinstance(value, list | tuple) else [value]
-            found.extend(item for item in items if isinstance(item, Traced))
-        return found
+        return traced_in(list(self.arg.values()))
 
     def contract(self, tensor: Traced, dim: int) -> Dim:
         """Note that ``dim`` of ``tensor`` is summed over, and return it."""
@@ -72,6 +68,11 @@ class Call:
             self.reads.append((name, order[dim]))
         self.contracted.append(tensor.dims[dim])
         return tensor.dims[dim]
+
+
+def traced_in(values: Any) -> list[Traced]:
+    """The tensors among nested values, in order."""
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Traced)]
 
 
 Dims = Sequence[Dim]
@@ -98,11 +99,6 @@ def fixed(shape: Sequence[int], why: str) -> list[Dim]:
     return [Unknown(n, why) for n in shape]
 
 
-def free(shape: Sequence[int]) -> list[Dim]:
-    """New dimensions without a structure of their own (a constant fill, a broadcast)."""
-    return [Unknown(n) for n in shape]
-
-
 def freeze_all(tensors: Sequence[Traced], why: str) -> None:
     """Freeze every dimension of every tensor."""
     for tensor in tensors:
@@ -127,3 +123,9 @@ def broadcast(tensors: Sequence[Traced], shape: Sequence[int]) -> list[Dim]:
 def wrap(dim: int, rank: int) -> int:
     """A possibly negative dimension as a non-negative one."""
     return dim + rank if dim < 0 else dim
+
+
+def wrap_all(dims: int | Sequence[int] | None, rank: int) -> list[int]:
+    """One dimension, several, or for None all of them, as non-negative ones."""
+    chosen = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
+    return [wrap(dim, rank) for dim in chosen]

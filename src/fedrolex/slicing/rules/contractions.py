@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedrolex.slicing.infer import Dim, can_divide, concat, divide, find, freeze, mark, product, size_of, unify
+from fedrolex.slicing.infer import Dim, can_divide, concat, divide, freeze, mark, product, size_of, unify
 from fedrolex.slicing.rules.call import Call, Dims, Result, Traced, broadcast, fixed, freeze_all, rule, wrap
 
 SPATIAL = "a position in space or time"
@@ -13,10 +13,9 @@ SPATIAL = "a position in space or time"
 def linear(call: Call) -> Dims:
     x, weight, bias = call.arg["input"], call.arg["weight"], call.arg["bias"]
     unify(x.dims[-1], call.contract(weight, len(weight.dims) - 1))
-    out = [*x.dims[:-1], *weight.dims[:-1]]
     if bias is not None:
         unify(bias.dims[0], weight.dims[0])
-    return out
+    return [*x.dims[:-1], *weight.dims[:-1]]
 
 
 @rule("bilinear")
@@ -53,8 +52,7 @@ def convolution(call: Call) -> Dims:
         out = _grouped_convolution(call, x.dims[channel], weight, groups, transposed)
     if bias is not None:
         unify(bias.dims[0], out)
-    spatial = fixed(call.shapes[0][channel + 1 :], SPATIAL)
-    return [*x.dims[:channel], out, *spatial]
+    return [*x.dims[:channel], out, *fixed(call.shapes[0][channel + 1 :], SPATIAL)]
 
 
 def _grouped_convolution(call: Call, channels: Dim, weight: Traced, groups: int, transposed: bool) -> Dim:
@@ -62,8 +60,7 @@ def _grouped_convolution(call: Call, channels: Dim, weight: Traced, groups: int,
     outside = _grouped(channels, groups)
     stored = _grouped(weight.dims[0], groups)
     if outside is None or stored is None:
-        freeze(channels, "its channels do not split into the convolution's groups")
-        for dim in weight.dims[:2]:
+        for dim in (channels, *weight.dims[:2]):
             freeze(dim, "its channels do not split into the convolution's groups")
         return weight.dims[0] if not transposed else fixed([size_of(weight.dims[1]) * groups], "grouped")[0]
     unify(outside[0], stored[0])
@@ -82,26 +79,16 @@ def _matmul(call: Call, a: Traced, b: Traced) -> list[Dim]:
     """Dimensions of ``a @ b``; dimensions both carry along are independent problems, so "heads"."""
     if a.origin is None and b.origin is None:
         mark(a.dims[-1], "qk")
-    if len(a.dims) == 1 and len(b.dims) == 1:
-        unify(call.contract(a, 0), call.contract(b, 0))
-        return []
+    unify(call.contract(a, len(a.dims) - 1), call.contract(b, max(len(b.dims) - 2, 0)))
     if len(b.dims) == 1:
-        unify(call.contract(a, len(a.dims) - 1), call.contract(b, 0))
         return list(a.dims[:-1])
     if len(a.dims) == 1:
-        unify(call.contract(a, 0), call.contract(b, len(b.dims) - 2))
         return [*b.dims[:-2], b.dims[-1]]
-    unify(call.contract(a, len(a.dims) - 1), call.contract(b, len(b.dims) - 2))
-    batch_shape = call.shapes[0][:-2]
-    batch = broadcast([Traced(t.shape[:-2], t.dims[:-2]) for t in (a, b)], batch_shape)
-    _mark_heads(a, b, len(batch_shape))
-    return [*batch, a.dims[-2], b.dims[-1]]
-
-
-def _mark_heads(a: Traced, b: Traced, batch: int) -> None:
-    for back in range(3, 3 + batch):
-        if len(a.dims) >= back and len(b.dims) >= back and a.shape[-back] == b.shape[-back] > 1:
+    batch = broadcast([Traced(t.shape[:-2], t.dims[:-2]) for t in (a, b)], call.shapes[0][:-2])
+    for back in range(3, 1 + min(len(a.dims), len(b.dims))):
+        if a.shape[-back] == b.shape[-back] > 1:
             mark(a.dims[-back], "heads")
+    return [*batch, a.dims[-2], b.dims[-1]]
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "vdot", "inner")
@@ -115,8 +102,7 @@ def addmm(call: Call) -> Dims:
     first = next(call.arg[name] for name in ("mat1", "batch1", "mat") if name in call.arg)
     second = next(call.arg[name] for name in ("mat2", "batch2", "vec") if name in call.arg)
     out = _matmul(call, first, second)
-    added = call.arg["self"]
-    return broadcast([Traced(call.shapes[0], tuple(out)), added], call.shapes[0])
+    return broadcast([Traced(call.shapes[0], tuple(out)), call.arg["self"]], call.shapes[0])
 
 
 @rule("outer")
@@ -132,9 +118,7 @@ def attention(call: Call) -> Dims:
     unify(k.dims[-2], v.dims[-2])
     mark(q.dims[-1], "qk")
     mark(v.dims[-1], "v")
-    batch: list[Dim] = []
-    for place in range(len(q.dims) - 2):
-        batch.append(_attention_batch(q, k, v, place))
+    batch = [_attention_batch(q, k, v, place) for place in range(len(q.dims) - 2)]
     if mask is not None:
         scores = Traced((*q.shape[:-1], k.shape[-2]), (*batch, q.dims[-2], k.dims[-2]))
         broadcast([scores, mask], scores.shape)
@@ -168,7 +152,8 @@ def einsum(call: Call) -> Dims:
     left, _, right = equation.partition("->")
     terms = left.split(",")
     if "." in equation or "->" not in equation or any(len(set(term)) < len(term) for term in terms):
-        return _opaque_einsum(call, operands)
+        freeze_all(operands, "an einsum with an ellipsis or a repeated letter")
+        return fixed(call.shapes[0], "einsum")
     letters: dict[str, Dim] = {}
     for term, operand in zip(terms, operands, strict=True):
         for place, letter in enumerate(term):
@@ -200,11 +185,6 @@ def _spelled_out(equation: str, operands: Sequence[Traced]) -> str:
         longest = max(longest, extra if "..." in term else 0)
         terms.append(term.replace("...", "ZYXWVUTS"[:extra][::-1]) if "..." in term else term)
     return ",".join(terms) + arrow + right.replace("...", "ZYXWVUTS"[:longest][::-1])
-
-
-def _opaque_einsum(call: Call, operands: Sequence[Traced]) -> Dims:
-    freeze_all(operands, "an einsum with an ellipsis or a repeated letter")
-    return fixed(call.shapes[0], "einsum")
 
 
 def _gates(weights: Sequence[Traced], hidden: Dim, gates: int) -> None:
@@ -247,15 +227,10 @@ def recurrent(call: Call) -> Result:
             _gates(cell, hidden, GATES[call.name])
             unify(call.contract(cell[0], 1), below)
             unify(call.contract(cell[1], 1), hidden)
-        below = _both_ways(hidden, directions)
+        below = concat([hidden] * directions)
     for state in states:
         freeze(state.dims[0], "layers of a recurrent module")
-    sequence = [*x.dims[:-1], below]
-    return [sequence, *[list(states[0].dims) for _ in states]]
-
-
-def _both_ways(hidden: Dim, directions: int) -> Dim:
-    return find(hidden) if directions == 1 else concat([hidden, hidden])
+    return [[*x.dims[:-1], below], *[list(states[0].dims) for _ in states]]
 
 
 @rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
@@ -270,8 +245,7 @@ def recurrent_cell(call: Call) -> Result:
     _gates(weights, hidden, GATES[call.name.removesuffix("_cell")])
     unify(call.contract(call.arg["w_ih"], 1), x.dims[-1])
     unify(call.contract(call.arg["w_hh"], 1), hidden)
-    outs = [list(states[0].dims) for _ in call.shapes]
-    return outs if len(outs) > 1 else outs[0]
+    return [list(states[0].dims) for _ in call.shapes]
 
 
 @rule("tensordot")
@@ -292,20 +266,11 @@ def cdist(call: Call) -> Dims:
     return [*batch, a.dims[-2], b.dims[-2]]
 
 
-@rule("_weight_norm")
-def weight_norm(call: Call) -> Dims:
-    v, g = call.arg["v"], call.arg["g"]
-    broadcast([v, g], v.shape)
-    return list(v.dims)
-
-
 @rule("cosine_similarity")
 def cosine_similarity(call: Call) -> Dims:
     a, b, dim = call.arg["x1"], call.arg["x2"], call.arg["dim"]
-    rank = max(len(a.dims), len(b.dims))
-    shape = [max(n) for n in zip(a.shape, b.shape, strict=True)] if len(a.dims) == len(b.dims) else None
-    if shape is None:
+    if len(a.dims) != len(b.dims):
         freeze_all((a, b), "cosine similarity of tensors of different rank")
         return fixed(call.shapes[0], "cosine similarity")
-    merged = broadcast([a, b], shape)
-    return [d for place, d in enumerate(merged) if place != wrap(dim, rank)]
+    merged = broadcast([a, b], [max(n) for n in zip(a.shape, b.shape, strict=True)])
+    return [d for place, d in enumerate(merged) if place != wrap(dim, len(merged))]

@@ -1,9 +1,7 @@
 """Rules for operations that keep dimensions as they are, or only drop some: norms, reductions, pools, activations."""
 
-from typing import Any
-
 from fedrolex.slicing.infer import Dim, Unknown, can_cut, can_divide, cut_at, divide, freeze, mark, unify
-from fedrolex.slicing.rules.call import Call, Dims, Result, Traced, broadcast, fixed, freeze_all, rule, wrap
+from fedrolex.slicing.rules.call import Call, Dims, Result, Traced, broadcast, fixed, freeze_all, rule, wrap, wrap_all
 from fedrolex.slicing.rules.contractions import SPATIAL
 
 
@@ -15,15 +13,15 @@ def pointwise(call: Call) -> Dims:
 @rule(
     "alias", "bernoulli", "celu", "clone", "contiguous", "copysign", "detach", "dropout", "alpha_dropout",
     "feature_dropout", "feature_alpha_dropout", "elu", "empty_like", "full_like", "gelu", "hardshrink",
-    "hardsigmoid", "hardswish", "hardtanh", "identity", "leaky_relu", "lift_fresh", "lift_fresh_copy",
-    "log_sigmoid", "logit", "mish", "native_dropout", "normal_like", "ones_like", "prelu_like", "rand_like",
-    "randn_like", "relu", "relu6", "rrelu", "rrelu_with_noise", "selu", "sigmoid", "silu", "softplus",
-    "softsign", "square", "tanh", "to", "_to_copy", "zeros_like", "zero", "fill", "nan_to_num",
-    "uniform", "normal", "threshold", "bitwise_not", "logical_not", "masked_fill", "where", "lerp", "rsub",
-    "sub", "add", "mul", "div", "pow", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum",
+    "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "lift_fresh", "lift_fresh_copy", "log_sigmoid", "logit",
+    "mish", "native_dropout", "ones_like", "rand_like", "randn_like", "relu", "relu6", "rrelu", "rrelu_with_noise",
+    "selu", "sigmoid", "silu", "softplus", "square", "tanh", "to", "_to_copy", "zeros_like", "zero", "fill",
+    "nan_to_num", "uniform", "normal", "threshold", "bitwise_not", "logical_not", "masked_fill", "where", "lerp",
+    "rsub", "sub", "add", "mul", "div", "pow", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum",
     "copy", "true_divide", "float_power", "floor_divide", "remainder", "addcmul", "addcdiv", "absolute",
     "exponential", "random", "geometric", "log_normal", "cauchy", "real", "imag", "conj", "_conj", "complex",
-    "resolve_conj", "resolve_neg", "conj_physical", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__",
+    "resolve_conj", "resolve_neg", "conj_physical", "_weight_norm", "__and__", "__or__", "__xor__", "__lshift__",
+    "__rshift__",
 )  # fmt: skip
 def same(call: Call) -> Result:
     """Elementwise, whatever the operator's tags say."""
@@ -31,11 +29,6 @@ def same(call: Call) -> Result:
         first = broadcast([t for t in call.tensors() if t.shape == call.shapes[0]], call.shapes[0])
         return [first if shape == call.shapes[0] else fixed(shape, call.name) for shape in call.shapes]
     return pointwise(call)
-
-
-@rule("type_as")
-def type_as(call: Call) -> Dims:
-    return list(call.arg["self"].dims)
 
 
 @rule("view_as_real", "view_as_complex")
@@ -52,8 +45,7 @@ def as_pairs(call: Call) -> Dims:
       "fft_ifftn", "fft_rfftn", "fft_irfftn")  # fmt: skip
 def fourier(call: Call) -> Dims:
     x = call.arg["self"]
-    dims = call.arg.get("dim")
-    along = {wrap(d, len(x.dims)) for d in _listed(dims)} if dims is not None else set(range(len(x.dims)))
+    along = wrap_all(call.arg.get("dim"), len(x.dims))
     for d in along:
         freeze(x.dims[d], f"the order of its indices matters to {call.name}")
     return [Unknown(n, call.name) if d in along else x.dims[d] for d, n in enumerate(call.shapes[0])]
@@ -106,33 +98,23 @@ def group_norm(call: Call) -> Dims:
     return list(x.dims)
 
 
-@rule("softmax", "log_softmax", "_softmax", "_log_softmax", "normalize", "softmin")
-def softmax(call: Call) -> Dims:
+@rule("softmax", "log_softmax", "_softmax", "_log_softmax", "type_as")
+def as_first(call: Call) -> Dims:
+    """The result has the dimensions of the first operand."""
     return list(call.tensors()[0].dims)
 
 
-@rule("cumsum", "cumprod", "logcumsumexp", "flip", "roll", "cummax", "cummin", "sort", "argsort", "diff", "renorm")
+@rule(
+    "cumsum", "cumprod", "logcumsumexp", "flip", "roll", "cummax", "cummin", "sort", "argsort", "diff", "renorm",
+    "tril", "triu",
+)  # fmt: skip
 def ordered(call: Call) -> Result:
     """The result depends on the order of indices along some dimensions: those stay whole."""
     x = call.tensors()[0]
-    dims = call.arg.get("dim", call.arg.get("dims"))
-    along = range(len(x.dims)) if dims is None or dims == [] else _listed(dims)
-    for dim in along:
-        freeze(x.dims[dim], f"the order of its indices matters to {call.name}")
-    out = [list(x.dims) if shape == x.shape else fixed(shape, call.name) for shape in call.shapes]
-    return out if len(out) > 1 else out[0]
-
-
-def _listed(dims: Any) -> list[int]:
-    return [dims] if isinstance(dims, int) else list(dims)
-
-
-@rule("tril", "triu")
-def triangle(call: Call) -> Dims:
-    x = call.arg["self"]
-    for dim in x.dims[-2:]:
-        freeze(dim, f"the order of its indices matters to {call.name}")
-    return list(x.dims)
+    dims = [-2, -1] if call.name in ("tril", "triu") else call.arg.get("dim", call.arg.get("dims"))
+    for d in wrap_all(None if dims == [] else dims, len(x.dims)):
+        freeze(x.dims[d], f"the order of its indices matters to {call.name}")
+    return [list(x.dims) if shape == x.shape else fixed(shape, call.name) for shape in call.shapes]
 
 
 @rule(
@@ -142,13 +124,13 @@ def triangle(call: Call) -> Dims:
 def reduction(call: Call) -> Result:
     x = call.tensors()[0]
     dims = call.arg.get("dim")
-    along = set(range(len(x.dims))) if dims is None or dims == [] else {wrap(d, len(x.dims)) for d in _listed(dims)}
+    along = set(wrap_all(None if dims == [] else dims, len(x.dims)))
     call.contracted.extend(x.dims[d] for d in along)
     if call.arg.get("keepdim", False):
         out: list[Dim] = [Unknown(1, "size one") if d in along else dim for d, dim in enumerate(x.dims)]
     else:
         out = [dim for d, dim in enumerate(x.dims) if d not in along]
-    return [list(out) for _ in call.shapes] if len(call.shapes) > 1 else out
+    return [out for _ in call.shapes]
 
 
 @rule("max", "min", "median", "mode", "argmax", "argmin", "topk", "kthvalue")
@@ -158,27 +140,20 @@ def choose(call: Call) -> Result:
     if call.name in ("max", "min") and call.arg.get("other") is not None:
         return pointwise(call)
     only_value = call.name in ("max", "min") and (len(call.shapes) == 1 or 1 in call.unused)
-    dim = call.arg.get("dim")
-    if dim is None and call.name in ("topk",):
-        dim = -1
-    along = range(len(x.dims)) if dim is None else [wrap(dim, len(x.dims))]
+    along = wrap_all(call.arg.get("dim"), len(x.dims))
     if not only_value:
         for d in along:
             freeze(x.dims[d], f"the places of its indices matter to {call.name}")
-    results: list[Dims] = []
-    for shape in call.shapes:
-        if len(shape) == len(x.dims):
-            results.append([Unknown(n, call.name) if d in along else x.dims[d] for d, n in enumerate(shape)])
-        else:
-            results.append([x.dims[d] for d in range(len(x.dims)) if d not in along])
-    return results if len(results) > 1 else results[0]
+    if len(call.shapes[0]) == len(x.dims):
+        return [[Unknown(n, call.name) if d in along else x.dims[d] for d, n in enumerate(s)] for s in call.shapes]
+    return [[dim for d, dim in enumerate(x.dims) if d not in along] for _ in call.shapes]
 
 
 @rule(
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_avg_pool1d",
     "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
     "adaptive_max_pool3d", "max_pool2d_with_indices", "max_pool1d_with_indices", "max_pool3d_with_indices",
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "lp_pool2d", "fractional_max_pool2d",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "fractional_max_pool2d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d", "upsample_bicubic2d",
     "upsample_linear1d", "upsample_trilinear3d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa",
     "_upsample_bicubic2d_aa", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
@@ -188,18 +163,15 @@ def spatial(call: Call) -> Result:
     """Mixes positions in space; channels, and what lies before them, pass through."""
     x = call.tensors()[0]
     changed = [d for d in range(len(x.dims)) if any(len(s) != len(x.dims) or s[d] != x.shape[d] for s in call.shapes)]
-    digits = [int(c) for c in call.name if c.isdigit()]
-    count = digits[0] if digits else 2
+    count = next((int(c) for c in call.name if c.isdigit()), 2)
     first = min([len(x.dims) - count, *changed])
     for tensor in call.tensors():
         for dim in tensor.dims[first if tensor is x else 0 :]:
             freeze(dim, SPATIAL)
     if any(len(shape) != len(x.dims) for shape in call.shapes):
         freeze_all(call.tensors(), call.name)
-        outs: list[Dims] = [fixed(shape, call.name) for shape in call.shapes]
-    else:
-        outs = [[*x.dims[:first], *fixed(shape[first:], SPATIAL)] for shape in call.shapes]
-    return outs if len(outs) > 1 else outs[0]
+        return [fixed(shape, call.name) for shape in call.shapes]
+    return [[*x.dims[:first], *fixed(shape[first:], SPATIAL)] for shape in call.shapes]
 
 
 @rule("glu")
@@ -236,7 +208,6 @@ def embedding(call: Call) -> Dims:
     """Rows are looked up by number: whole unless a window selects from them."""
     weight, indices = call.arg["weight"], call.arg["indices"]
     mark(weight.dims[0], "rows")
-    mark(weight.dims[1], "embedded")
     if weight.origin is not None:
         call.reads.append((weight.origin[0], weight.origin[1][0]))
     return [*indices.dims, weight.dims[1]]
@@ -246,7 +217,6 @@ def embedding(call: Call) -> Dims:
 def embedding_bag(call: Call) -> Result:
     weight = call.arg["weight"]
     mark(weight.dims[0], "rows")
-    mark(weight.dims[1], "embedded")
     first = [Unknown(call.shapes[0][0], "bags"), weight.dims[1]]
     return [first, *(fixed(shape, "bags") for shape in call.shapes[1:])]
 

@@ -1,18 +1,7 @@
 """Rules for operations that take a part of a tensor: splits, slices, look-ups."""
 
-from fedrolex.slicing.infer import Dim, Unknown, can_cut, can_divide, concat, cut_at, divide, freeze, unify
-from fedrolex.slicing.rules.call import (
-    REGROUPED,
-    Call,
-    Dims,
-    Result,
-    ToTheEnd,
-    broadcast,
-    fixed,
-    freeze_all,
-    rule,
-    wrap,
-)
+from fedrolex.slicing.infer import REGROUPED, Dim, Unknown, can_cut, can_divide, concat, cut_at, divide, freeze, unify
+from fedrolex.slicing.rules.call import Call, Dims, Result, ToTheEnd, broadcast, fixed, freeze_all, rule, wrap
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
@@ -71,7 +60,7 @@ def select(call: Call) -> Result:
     dim = wrap(call.arg["dim"], len(x.dims))
     freeze(x.dims[dim], "single indices are picked from it")
     rest = [*x.dims[:dim], *x.dims[dim + 1 :]]
-    return rest if call.name == "select" else [list(rest) for _ in call.shapes]
+    return [rest for _ in call.shapes]
 
 
 @rule("index_select")
@@ -96,8 +85,7 @@ def index(call: Call) -> Dims:
     new = len(call.shapes[0]) - (len(x.dims) - len(picked))
     together = picked == list(range(picked[0], picked[-1] + 1))
     first = picked[0] if together else 0
-    shape = call.shapes[0][first : first + new]
-    chosen = broadcast([indices[place] for place in picked], shape)
+    chosen = broadcast([indices[place] for place in picked], call.shapes[0][first : first + new])
     kept = [dim for place, dim in enumerate(x.dims) if place not in picked]
     return [*kept[:first], *chosen, *kept[first:]]
 
@@ -105,11 +93,10 @@ def index(call: Call) -> Dims:
 @rule("gather", "take_along_dim")
 def gather(call: Call) -> Dims:
     x, index = call.arg["self"], call.arg.get("index", call.arg.get("indices"))
-    dim = call.arg["dim"]
-    if index is None or dim is None or len(index.dims) != len(x.dims):
+    if index is None or call.arg["dim"] is None or len(index.dims) != len(x.dims):
         freeze_all(call.tensors(), call.name)
         return fixed(call.shapes[0], call.name)
-    dim = wrap(dim, len(x.dims))
+    dim = wrap(call.arg["dim"], len(x.dims))
     for place, (a, b) in enumerate(zip(x.dims, index.dims, strict=True)):
         if place == dim or x.shape[place] != index.shape[place]:
             freeze(a, "single indices are picked from it")

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from fedrolex.slicing.infer import Dim, Unknown, can_divide, concat, divide, freeze, product, unify
-from fedrolex.slicing.rules.call import REGROUPED, Call, Dims, Result, Traced, fixed, free, freeze_all, rule, wrap
+from fedrolex.slicing.infer import REGROUPED, Dim, Unknown, can_divide, concat, divide, freeze, product, unify
+from fedrolex.slicing.rules.call import Call, Dims, Result, Traced, fixed, freeze_all, rule, wrap, wrap_all
 
 
 def regroup(x: Traced, shape: Sequence[int]) -> list[Dim]:
@@ -53,7 +52,7 @@ def _regroup_one(dims: Sequence[Dim], shape: Sequence[int]) -> list[Dim]:
     return result[::-1]
 
 
-@rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as", "_reshape_alias")
+@rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as", "_reshape_alias", "flatten", "unsqueeze", "ravel")
 def view(call: Call) -> Dims:
     out = regroup(call.arg["self"], call.shapes[0])
     if "other" in call.arg:
@@ -64,17 +63,11 @@ def view(call: Call) -> Dims:
     return out
 
 
-@rule("flatten", "unsqueeze", "ravel")
-def reshaped(call: Call) -> Dims:
-    return regroup(call.arg["self"], call.shapes[0])
-
-
 @rule("squeeze")
 def squeeze(call: Call) -> Dims:
     """Only what had size one at full width goes: a dimension cut to one index stays."""
-    x, wanted = call.arg["self"], call.arg.get("dim")
-    asked = range(len(x.dims)) if wanted is None else [wrap(d, len(x.dims)) for d in _ints(wanted)]
-    gone = [d for d in asked if x.shape[d] == 1]
+    x = call.arg["self"]
+    gone = [d for d in wrap_all(call.arg.get("dim"), len(x.dims)) if x.shape[d] == 1]
     call.replace = ("squeeze.dims", {"self": x, "dim": gone})
     return [dim for d, dim in enumerate(x.dims) if d not in gone]
 
@@ -86,10 +79,6 @@ def unflatten(call: Call) -> Dims:
     dim = wrap(call.arg["dim"], len(x.dims))
     call.rewrite["sizes"] = out[dim : dim + len(call.arg["sizes"])]
     return out
-
-
-def _reorder(x: Traced, order: Sequence[int]) -> list[Dim]:
-    return [x.dims[d] for d in order]
 
 
 def permutation_of(call: Call) -> list[int] | None:
@@ -112,17 +101,12 @@ def permutation_of(call: Call) -> list[int] | None:
             order[a], order[b] = order[b], order[a]
             return order
         case "movedim" | "moveaxis":
-            source, target = (_ints(call.arg[name]) for name in ("source", "destination"))
-            source, target = [wrap(d, rank) for d in source], [wrap(d, rank) for d in target]
+            source, target = (wrap_all(call.arg[name], rank) for name in ("source", "destination"))
             rest = [d for d in order if d not in source]
             for place, dim in sorted(zip(target, source, strict=True)):
                 rest.insert(place, dim)
             return rest
     return None
-
-
-def _ints(value: Any) -> list[int]:
-    return [value] if isinstance(value, int) else list(value)
 
 
 @rule(
@@ -132,7 +116,7 @@ def _ints(value: Any) -> list[int]:
 def permute(call: Call) -> Dims:
     order = permutation_of(call)
     assert order is not None
-    return _reorder(call.arg["self"], order)
+    return [call.arg["self"].dims[d] for d in order]
 
 
 @rule("expand", "expand_as", "broadcast_to")
@@ -140,9 +124,8 @@ def expand(call: Call) -> Dims:
     """Dimensions of size 1 grow; what they grow to has no structure of its own."""
     x, shape = call.arg["self"], call.shapes[0]
     new = len(shape) - len(x.dims)
-    out = free(shape[:new])
-    for dim, before, after in zip(x.dims, x.shape, shape[new:], strict=True):
-        out.append(dim if before == after else Unknown(after))
+    grown = zip(x.dims, x.shape, shape[new:], strict=True)
+    out = [*map(Unknown, shape[:new]), *(dim if before == n else Unknown(n) for dim, before, n in grown)]
     if call.name == "expand_as":
         for a, b in zip(out, call.arg["other"].dims, strict=True):
             unify(a, b)
@@ -171,8 +154,7 @@ def repeat_interleave(call: Call) -> Dims:
         return fixed(call.shapes[0], "repeat_interleave")
     dim = wrap(dim, len(x.dims))
     copies = Unknown(times)
-    call.rewrite["repeats"] = copies
-    call.rewrite["output_size"] = None
+    call.rewrite.update(repeats=copies, output_size=None)
     return [*x.dims[:dim], product((x.dims[dim], copies)), *x.dims[dim + 1 :]]
 
 
@@ -208,11 +190,9 @@ def pad(call: Call) -> Dims:
     for pair in range(len(amounts) // 2):
         place = len(x.dims) - 1 - pair
         before, after = amounts[2 * pair : 2 * pair + 2]
-        if not (before or after):
-            continue
         if constant and before >= 0 and after >= 0:
             out[place] = concat([Unknown(before, "padding"), x.dims[place], Unknown(after, "padding")])
-        else:
+        elif before or after:
             freeze(x.dims[place], "padded with its own values")
             out[place] = Unknown(call.shapes[0][place], "padding")
     return out
@@ -271,7 +251,7 @@ def unfold(call: Call) -> Dims:
 @rule("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty", "rand", "randn")
 def constant_fill(call: Call) -> Dims:
     """Every index is like every other, so the sizes follow whatever the tensor meets."""
-    out = free(call.shapes[0])
+    out = [Unknown(n) for n in call.shapes[0]]
     call.rewrite["size"] = list(out)
     return out
 
