@@ -5,6 +5,7 @@ An engine joins by being registered, a method by being listed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -75,7 +76,7 @@ def training(device: Any, engine: str, settings: Sequence[str], base: Sequence[s
     try:
         return prepare(Recipe(device=device).with_settings([*base, *settings, f"engine={engine}"]))
     except FedrolexError as error:
-        if "needs a CUDA device" not in str(error):
+        if not re.search("needs a CUDA device|trains on the cores of a CPU", str(error)):
             raise
         pytest.skip(str(error))
 
@@ -156,7 +157,7 @@ def test_every_method_is_here() -> None:
 
 @pytest.mark.parametrize(("engine", "device"), [("crew", "cpu"), pytest.param("lanes", *CUDA.values, marks=CUDA.marks)])
 def test_only_steps_of_their_own_are_left_to_loop(engine: str, device: Any) -> None:
-    """An engine refuses nothing else, says why, and the run gives the bits of ``loop``."""
+    """An engine refuses nothing else, says why, and the run gives the bits of ``loop``, as far as CUDA repeats them."""
     refused = {}
     for method in ("fedrolex", "scaffold", "scaffold I", "dsfl", "fjord", "fedgkt"):
         made = training(device, engine, METHODS[method])
@@ -173,7 +174,7 @@ def test_only_steps_of_their_own_are_left_to_loop(engine: str, device: Any) -> N
     made.say = heard.append
     found, (wanted, _) = changes(made), by_loop(device, "fjord")
     assert heard == [f"engine: loop ({refused['fjord']})"]
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    alike(wanted, found, 0.0 if device == "cpu" else 1e-3)
 
 
 def doubled(made: Training) -> Training:
