@@ -41,12 +41,15 @@ Report = dict[str, Any]
 
 
 def run(system: str, command: Sequence[str], work: Work) -> Report:
-    """What one run found."""
+    """What one run found; a run that fails gets a second try, since processes of torchrun abort now and then."""
     script = Path(__file__).parent / SCRIPTS[system]
-    done = subprocess.run([*command, str(script), work.words()], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{system} failed:\n{done.stderr[-3000:]}")
-    return last_object(done.stdout)
+    for last in (False, True):
+        done = subprocess.run([*command, str(script), work.words()], capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return last_object(done.stdout)
+        if not last:
+            print(f"{system} failed, once more: {done.stderr[-300:]}", flush=True)
+    raise SystemExit(f"{system} failed:\n{done.stderr[-3000:]}")
 
 
 def last_object(text: str) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ class Loop(Engine):
     """Plain and obviously right, on a CPU or a GPU; runs every client's work."""
 
     shares_process = True
+    slots: ClassVar[type[Slot]] = Slot
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -63,7 +65,7 @@ class Loop(Engine):
         """The slot for a job's network and widths."""
         key = (job.network, plan.widths(job))
         if key not in self._slots:
-            self._slots[key] = Slot(self.cut(plan, job), self.precision)
+            self._slots[key] = self.slots(self.cut(plan, job), self.precision)
         return self._slots[key]
 
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:

@@ -14,6 +14,7 @@ from fedrolex.clients.messages import Failure, Job, RoundPlan, Tensors
 from fedrolex.clients.slot import Precision
 from fedrolex.clients.visit import Visit, why_failed
 from fedrolex.engines.cpu.loop import Loop
+from fedrolex.engines.cpu.pooling import PooledSlot
 from fedrolex.engines.cpu.units import Unit
 from fedrolex.engines.stacking import Stack
 from fedrolex.engines.visits import Key, Kind, epoch_of, starts, steps_of
@@ -62,6 +63,8 @@ class Worker(Loop):
         stop: set when the run is interrupted.
         alone: kinds of clients that turned out not to be stackable; all workers of a crew have the same set.
     """
+
+    slots = PooledSlot
 
     def __init__(self, precision: Precision, stop: threading.Event, alone: set[Kind]) -> None:
         super().__init__(precision=precision)
