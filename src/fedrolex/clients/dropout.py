@@ -48,10 +48,9 @@ class OwnDropout(TorchFunctionMode):
         size = input.numel()
         drawing = self.generators[: self.places]
         drawn = [generator.random_raw(-(-size // 4)).view(np.int16)[:size] for generator in drawing]
-        words = torch.from_numpy(np.stack(drawn)).view(-1, *input.shape)
-        own = words[0] if self.place is None else words.index_select(0, self.place.view(1))[0]
-        mask = own < kept - PARTS // 2
-        return input * (mask * (PARTS / kept)).to(input.dtype)
+        masks = torch.from_numpy(np.stack(drawn) < kept - PARTS // 2).view(-1, *input.shape)
+        mask = masks[0] if self.place is None else masks.index_select(0, self.place.view(1))[0]
+        return input * mask.to(input.dtype).mul_(PARTS / kept)
 
 
 def has_dropout(model: nn.Module) -> bool:
