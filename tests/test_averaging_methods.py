@@ -10,7 +10,7 @@ import torch
 from methods_shared import answered, copied, small, states
 from torch import Tensor, nn
 
-from fedrolex import Classification, Examples
+from fedrolex import Examples, Regression
 from fedrolex.clients.messages import MODEL
 from fedrolex.methods import Scaffold, ServerOptimizer
 from fedrolex.methods.scaffold import CONTROL, ControlledTraining
@@ -37,7 +37,7 @@ def parabolas(*settings: str, cohort: int = 2, clients: int = 2) -> Training:
     a, b = torch.tensor([1.0, 3.0, 2.0][:clients]).double(), torch.tensor([0.0, 4.0, -1.0][:clients]).double()
     data = Examples(a.sqrt()[:, None], (b * a.sqrt())[:, None])
     parts = [torch.tensor([i]) for i in range(clients)]
-    task = Classification("parabolas", lambda _: point().double(), data, data, parts, loss=half_squares, classes=1)
+    task = Regression("parabolas", lambda _: point().double(), data, data, parts, loss=half_squares)
     words = ['fleet.capacities=["1"]', f"fleet.clients={clients}", f"fleet.cohort={cohort}", "client.batch=1",
              "client.epochs=5", "client.lr=0.1", "client.momentum=0", *settings]  # fmt: skip
     return small(*words, task=task)
@@ -144,8 +144,8 @@ def test_how_far_momentum_carries(steps: int, wanted: float) -> None:
 def test_with_momentum_and_its_denominator_variates_are_mean_gradients() -> None:
     """A straight line has the same gradient everywhere: that is what a client keeps, whatever carries it."""
     data = Examples(torch.ones(1, 1).double(), torch.zeros(1, 1).double())
-    task = Classification(
-        "line", lambda _: point().double(), data, data, [torch.tensor([0])], loss=lambda s, _: 3 * s.mean(), classes=1
+    task = Regression(
+        "line", lambda _: point().double(), data, data, [torch.tensor([0])], loss=lambda s, _: 3 * s.mean()
     )
     words = ['fleet.capacities=["1"]', "fleet.clients=1", "fleet.cohort=1", "client.batch=1", "client.epochs=7",
              "method=scaffold"]  # fmt: skip

@@ -183,7 +183,8 @@ def doubled(made: Training) -> Training:
     assert isinstance(task, Classification)
     server.main.module.double()
     server.state = {section: {n: t.double() for n, t in own.items()} for section, own in server.state.items()}
-    server.view = replace(task, train=Examples(task.inputs(task.train.x).double(), task.train.y), pixels=None)
+    train, test = (Examples(task.inputs(part.x).double(), part.y) for part in (task.train, task.test))
+    server.view = replace(task, train=train, test=test, pixels=None)
     return made
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedrolex import (
     Axes,
-    Classification,
     Examples,
     Failure,
     FedAvg,
@@ -26,6 +25,7 @@ from fedrolex import (
     LocalTraining,
     Method,
     Recipe,
+    Regression,
     Rolling,
     RoundPlan,
     Scheme,
@@ -61,8 +61,8 @@ def doubled(made: Training) -> Training:
     server, task = made.server, made.server.classification
     server.main.module.double()
     server.state = {MODEL: {name: tensor.double() for name, tensor in server.state[MODEL].items()}}
-    train = Examples(task.inputs(task.train.x).double(), task.train.y)
-    server.task = server.view = replace(task, train=train, pixels=None)
+    train, test = (Examples(task.inputs(part.x).double(), part.y) for part in (task.train, task.test))
+    server.task = server.view = replace(task, train=train, test=test, pixels=None)
     return made
 
 
@@ -117,7 +117,7 @@ def test_the_fixed_point_of_fedavg_on_two_quadratics() -> None:
     axes = Axes(axes.axes, axes.tensors, build=FactoryBuilder(lambda sizes: Point(sizes["k"])))
     data = Examples(torch.zeros(2, 1, dtype=torch.float64), torch.tensor([[1.0, 0.0], [3.0, 4.0]], dtype=torch.float64))
     parts = [torch.tensor([0]), torch.tensor([1])]
-    task = Classification("quadratics", lambda scale: Point(), data, data, parts, parts, loss=quadratic)
+    task = Regression("quadratics", lambda scale: Point(), data, data, parts, loss=quadratic)
     fleet = Fleet(clients=2, cohort=2, capacities=["1"])
     server = Server(task, fleet, {MODEL: Network(Point(), axes)})
     made = Training(server, FedAvg(), LocalTraining(epochs=5, batch=1, lr=0.1), Loop())

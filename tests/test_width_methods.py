@@ -11,7 +11,7 @@ import torch
 from methods_shared import copied, only, small, states, wordy
 from torch import Tensor, nn
 
-from fedrolex import Classification, Examples
+from fedrolex import Classification, Examples, Regression
 from fedrolex.clients.messages import MODEL
 from fedrolex.clients.slot import Slot
 from fedrolex.clients.visit import Visit
@@ -122,7 +122,7 @@ def test_ordered_dropout_finds_the_singular_vectors_in_order() -> None:
     def squares(said: Tensor, y: Tensor) -> Tensor:
         return (said - y).square().sum()
 
-    task = Classification("matrix", build, data, data, [torch.arange(4)], loss=squares, classes=4)
+    task = Regression("matrix", build, data, data, [torch.arange(4)], loss=squares)
     words = ['fleet.capacities=["1"]', "fleet.clients=1", "fleet.cohort=1", "client.batch=4", "client.epochs=2000",
              "client.lr=0.02", "client.momentum=0", "method=fjord", 'method.widths=["1/4", "1/2", "3/4", "1"]',
              "method.distil=false"]  # fmt: skip

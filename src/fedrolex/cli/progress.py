@@ -8,9 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedrolex.cli.results import in_words
 from fedrolex.recipes import Recipe
 from fedrolex.runs.run import Progress as RoundDone
 from fedrolex.runs.training import LATE
+from fedrolex.tasks.metrics import SCORES
 
 NAMED = 8  # clients of a round, in one line
 SILENCE = 20  # seconds without a word in a pipe
@@ -37,7 +39,7 @@ def _step(bar: Progress, screen: Console, name: str, recipe: Recipe, quiet: bool
         for said in dropped(row):
             screen.print(said, highlight=False, markup=False, soft_wrap=True)
         bar.update(task, completed=row["round"] + 1)
-        accuracy = f"{row['global_accuracy']:.1%}" if "global_accuracy" in row else ""
+        accuracy = next((in_words(name, row[name]) for name in SCORES if name in row), "")
         if accuracy:
             bar.update(task, accuracy=accuracy)
         if not (quiet or screen.is_terminal) and time.monotonic() - last > SILENCE:

@@ -19,12 +19,12 @@ class FedrolexError(ValueError):
 
 @contextmanager
 def in_one_line(what: str) -> Iterator[None]:
-    """Inside, code that is the user's: what it raises becomes one line that begins with ``what``."""
+    """Inside, code that is the user's: what it raises, sys.exit() too, becomes one line that begins with ``what``."""
     try:
         yield
     except FedrolexError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = str(error).strip().partition("\n")[0]
         raise FedrolexError(f"{what}: {type(error).__name__}: {said}") from error
 

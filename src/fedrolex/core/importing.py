@@ -23,7 +23,7 @@ def resolve(path: str, *, here: bool = True) -> Any:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise FedrolexError(f"cannot import {module_name!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         remedy = MISMATCH if "operator torchvision::" in str(error) else ""
         raise FedrolexError(f"importing {module_name!r} failed: {type(error).__name__}: {error}{remedy}") from error
     for attribute in attributes.split("."):

@@ -6,7 +6,7 @@ optimiser moved could become negative.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -45,6 +45,10 @@ class ServerOptimizer:
         for name in ("momentum", "second"):
             if not 0 <= getattr(self, name) < 1:
                 raise FedrolexError(f"method.server_optimizer.{name} is {getattr(self, name)}: give 0 or more, below 1")
+        idle = [each for each in fields(self) if self.name == "none" and getattr(self, each.name) != each.default]
+        if idle:
+            said = f"method.server_optimizer.{idle[0].name} is {getattr(self, idle[0].name)}, but there is no optimiser"
+            raise FedrolexError(f"{said}: set method.server_optimizer.name to sgd, adam or yogi")
 
     def begin(self, parameters: Mapping[str, Tensor]) -> State:
         """What the optimiser remembers of every parameter before the first round, in sections of its own."""

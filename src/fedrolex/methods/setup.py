@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.clients import LocalTraining, Network
-from fedrolex.core import FedrolexError, words
+from fedrolex.core import in_one_line, words
 from fedrolex.rounds import Fleet
-from fedrolex.slicing import one_line, trace
+from fedrolex.slicing import trace
 from fedrolex.tasks import Task
 
 CPU = torch.device("cpu")
@@ -45,14 +45,14 @@ class Setup:
         Args:
             build: makes the module, with weights from torch's random state.
             key: of the stream that weights are drawn from.
-            example: an input to trace the module with; the task's example by default.
+            example: an input to trace the module with; by default the task's, and then the module's outputs must be
+                what the task's loss takes.
             whole: take a module that nothing can be cut from, too.
         """
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), in_one_line("the model cannot be made"):
             torch.manual_seed(int(words(1, self.seed, *key)[0] >> 1))
-            try:
-                module = build()
-            except (RuntimeError, MemoryError) as error:
-                raise FedrolexError(f"the model cannot be made: {one_line(error)}") from error
+            module = build()
         axes = trace(module, self.task.example().cpu() if example is None else example, whole=whole)
+        if example is None:
+            self.task.check_model(module)
         return Network(module.to(self.device), axes.freeze(*self.task.frozen))

@@ -59,7 +59,8 @@ def _method(bag: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in bag.items():
         dropped = key in foreign or (key in COMMON and key not in known and (key in IGNORED or _default(key, value)))
         if not dropped and not (key in ("weighting", "denominator") and value is None):  # null was the method's own
-            found[key] = value
+            unnamed = key == "server_optimizer" and _default(key, value)  # its settings counted for nothing
+            found[key] = COMMON[key] if unnamed else value
     return found | dict(bag.get(SECTIONS.get(name, ""), None) or {})
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from fedrolex.core import FedrolexError
+from fedrolex.methods import Method
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.rounds import Fleet
 from fedrolex.tasks import Mask, Task
@@ -31,6 +32,9 @@ class TaskRecipe(ABC):
             folder: where data sets lie.
             mask: what clients do with the scores of classes that they do not hold.
         """
+
+    def check(self, fleet: FleetRecipe, method: Method) -> None:  # noqa: B027 - a section need not mind
+        """Raise FedrolexError, in one line, where the section does not go with a fleet or a method; reads no data."""
 
     def completed(self, wants: Mapping[str, Any]) -> Self:
         """The section with what a method wants of it, where the section says null."""
@@ -57,6 +61,15 @@ class TaskRecipe(ABC):
     def frozen_axes(self) -> Sequence[str]:
         """Axes of the model that capacities do not cut."""
         return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenInPython(TaskRecipe):
+    """A task that was given in Python, beside the recipe: no recipe describes its model and its data."""
+
+    def open(self, fleet: FleetRecipe, *, seed: int, folder: Path, mask: Mask) -> tuple[Task, Fleet]:
+        """Refuse."""
+        raise FedrolexError("the recipe's task was given in Python: train it there, with train(recipe, task)")
 
 
 def whole_path(path: str) -> str:

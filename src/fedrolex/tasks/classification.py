@@ -1,35 +1,33 @@
 """Examples of classes, in memory, spread over clients."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core import FedrolexError, sample, shuffle
+from fedrolex.core import FedrolexError, sample
 from fedrolex.models import evaluating
+from fedrolex.tasks.in_memory import InMemory, row_numbers
 from fedrolex.tasks.masking import Mask, masked
 from fedrolex.tasks.metrics import Metrics, measured
-from fedrolex.tasks.partition import Partition
 from fedrolex.tasks.pixels import Pixels
-from fedrolex.tasks.task import Examples, Task
+from fedrolex.tasks.task import Examples
 
 MEASURED = 1000  # clients whose local accuracy is measured, at most
 AT_ONCE = 2**26  # masked scores held at once, at most
 
 
 @dataclass(frozen=True)
-class Classification(Task):
+class Classification(InMemory):
     """A task whose targets are classes.
 
     Attributes:
-        name, build, loss, frozen: see :class:`~fedrolex.tasks.task.Task`.
-        train: the examples the clients hold.
-        test: examples no client holds.
-        parts: for each client, the rows of ``train`` it holds.
+        name, build, train, test, parts: see :class:`~fedrolex.tasks.in_memory.InMemory`. Targets are whole numbers from
+            0, the model's outputs scores, ``(examples, classes)``.
+        loss, frozen: see :class:`~fedrolex.tasks.task.Task`.
         test_parts: for each client, the rows of ``test`` that are its own; by default all with its labels.
         pixels: how stored images become inputs; None where they are stored as such.
         validation, public: examples put aside, for choosing settings and for distillation.
@@ -41,11 +39,6 @@ class Classification(Task):
             feature maps (FedGKT).
     """
 
-    name: str
-    build: Callable[[int], nn.Module]
-    train: Examples
-    test: Examples
-    parts: Sequence[Tensor]
     test_parts: Sequence[Tensor] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     frozen: Sequence[str] = ()
@@ -59,74 +52,44 @@ class Classification(Task):
     build_for: Callable[[int, int], nn.Module] | None = None
 
     def __post_init__(self) -> None:
-        targets = [part.y for part in (self.train, self.test) if len(part) and not part.y.is_floating_point()]
-        largest = max((int(y.max()) for y in targets), default=0)
+        super().__post_init__()
+        largest = 0
+        for what, examples in self.examples().items():
+            if what != "public":  # whose targets nobody looks at
+                self._set(**{what: Examples(examples.x, _labels(what, examples.y))})
+                largest = max(largest, int(getattr(self, what).y.max()))
         if not self.classes:
-            object.__setattr__(self, "classes", 1 + largest)
+            self._set(classes=1 + largest)
         if largest >= self.classes:
             raise FedrolexError(f"the task has a target {largest}, but {self.classes} classes")
-        for what, rows in (("parts", len(self.train)), ("test_parts", len(self.test))):
-            parts = getattr(self, what)
-            for client, part in enumerate([parts.rows] if isinstance(parts, Partition) else parts or ()):
-                if not isinstance(part, Tensor) or part.dtype != torch.int64:
-                    raise FedrolexError(f"{what}[{client}] of the task is not a tensor of row numbers (int64)")
-                if len(part) and not 0 <= int(part.min()) <= int(part.max()) < rows:
-                    raise FedrolexError(f"{what}[{client}] of the task names a row outside 0..{rows - 1}")
-        if self.test_parts is not None and len(self.test_parts) != len(self.parts):
-            raise FedrolexError(f"a task of {len(self.parts)} parts, {len(self.test_parts)} test parts: give as many")
+        if self.test_parts is not None:
+            self._set(test_parts=row_numbers("test_parts", self.test_parts, len(self.test)))
+            if len(self.test_parts) != self.clients:
+                raise FedrolexError(f"a task of {self.clients} parts, {len(self.test_parts)} test parts: give as many")
 
     # --- what training asks ---
-
-    @property
-    def clients(self) -> int:
-        """How many clients hold data."""
-        return len(self.parts)
 
     @property
     def random_inputs(self) -> bool:  # type: ignore[override]
         """Whether images are augmented."""
         return self.pixels is not None and self.pixels.random
 
-    def client(self, number: int) -> Examples:
-        """The rows a client holds."""
-        return self.train.rows(self.parts[number].to(self.train.y.device))
-
     def inputs(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
         """Normalised and augmented images, or what is stored."""
         return x if self.pixels is None else self.pixels(x, draws)
 
-    def example(self) -> Tensor:
-        """The first two training inputs."""
-        return self.inputs(self.train.x[:2])
-
-    def some_inputs(self, count: int, batch: int) -> Iterator[Tensor]:
-        """A random choice of what clients hold, the same for every seed."""
-        rows = self.parts.rows if isinstance(self.parts, Partition) else torch.cat(list(self.parts))
-        chosen = rows[torch.from_numpy(shuffle(len(rows), 0, "calibration")[:count])]
-        for part in _evenly(chosen.to(self.train.y.device), batch):
-            yield self.inputs(self.train.x[part])
-
-    def to(self, device: torch.device) -> Self:
-        """Examples on another device; rows stay where they are."""
-        held = {name: getattr(self, name) for name in ("train", "test", "pixels", "validation", "public")}
-        return replace(self, **{name: part.to(device) for name, part in held.items() if part is not None})
-
-    def fingerprint(self) -> str:
-        """Of examples, their order and their clients."""
-        found = blake2b(digest_size=8)
-        rows = self.parts if isinstance(self.parts, Partition) else Partition.of(self.parts)
-        for tensor in (self.train.x, self.train.y, self.test.x, self.test.y, rows.rows, rows.starts):
-            found.update(tensor.cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+    def check_outputs(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise, in one line, unless there is a score for every class."""
+        if targets.dim() == 1 and outputs.shape != (len(targets), self.classes):
+            said = f"the model's outputs for {len(targets)} examples are {tuple(outputs.shape)}"
+            remedy = "give one score a class; if there are more classes than the data shows, say classes=..."
+            raise FedrolexError(f"{said}, but the targets are {self.classes} classes: {remedy}")
 
     def facts(self) -> dict[str, Any]:
         """How the data was spread."""
-        held = self._held.sum(1).double() if not self.train.y.is_floating_point() else None
-        used = sum(len(part) for part in self.parts)
         return {
-            "examples": used,
-            "unused_examples": len(self.train) - used,
-            "labels_per_client": None if held is None else float(held.mean()),
+            **super().facts(),
+            "labels_per_client": float(self._held.sum(1).double().mean()),
             "public_examples": 0 if self.public is None else len(self.public),
             "validation_examples": 0 if self.validation is None else len(self.validation),
         }
@@ -141,19 +104,18 @@ class Classification(Task):
         One forward pass over the test set gives all of them, unless ``apart``. Local accuracies are means
         over all examples of all clients (of at most 1000 clients, evenly chosen).
         """
+        if self.test.y.dim() > 1:
+            shape = tuple(self.test.y.shape)
+            raise FedrolexError(f"targets of test are {shape}: accuracy is measured of one class an example")
         with evaluating(model):
-            outputs = self._outputs(model, self.test.x, batch)
+            outputs = self.outputs(model, self.test.x, batch)
             found: dict[str, Any] = {"loss": float(self.loss(outputs, self.test.y))}
-            if not self.test.y.is_floating_point():
-                found |= self._accuracies(model, outputs, apart)
+            found |= self._accuracies(model, outputs, apart)
             if self.validation is not None:
-                scores = self._outputs(model, self.validation.x, batch)
+                scores = self.outputs(model, self.validation.x, batch)
                 found["validation_accuracy"] = float((scores.argmax(-1) == self.validation.y).double().mean())
             found |= measured(metrics or {}, outputs, self.test.y)
         return found
-
-    def _outputs(self, model: nn.Module, x: Tensor, batch: int) -> Tensor:
-        return torch.cat([model(self.inputs(part)) for part in _evenly(x, batch)])
 
     def _accuracies(self, model: nn.Module, outputs: Tensor, apart: bool) -> dict[str, float]:
         y = self.test.y
@@ -203,7 +165,7 @@ class Classification(Task):
                 own = held.to(y.device)[y].nonzero().flatten() if self.test_parts is None else self.test_parts[client]
                 rows = own.to(y.device)
                 alone = apart and len(rows)
-                scores = self._outputs(model, self.test.x[rows], len(rows)) if alone else outputs[rows]
+                scores = self.outputs(model, self.test.x[rows], len(rows)) if alone else outputs[rows]
                 sums = masked(scores, held.to(y.device), self.mask).argmax(-1) == y[rows]
                 known[key] = (int((scores.argmax(-1) == y[rows]).sum()), int(sums.sum()), len(rows))
             plain, hidden, total = (a + b for a, b in zip((plain, hidden, total), known[key], strict=True))
@@ -212,10 +174,17 @@ class Classification(Task):
     @cached_property
     def _held(self) -> Tensor:
         """Which classes each client holds, bool, shape ``(clients, classes)``, on the CPU."""
-        parts = self.parts if isinstance(self.parts, Partition) else Partition.of(self.parts)
-        return parts.label_sets(self.train.y, self.classes)
+        return self.partition.label_sets(self.train.y, self.classes)
 
 
-def _evenly(rows: Tensor, most: int) -> Sequence[Tensor]:
-    """Rows in pieces of (almost) equal size: no lonely last one, which batch norm could not take."""
-    return rows.tensor_split(max(1, -(-len(rows) // most)))
+def _labels(what: str, y: Tensor) -> Tensor:
+    """Targets as classes, int64; a single column is taken for a list."""
+    if y.is_floating_point():
+        kind = str(y.dtype).removeprefix("torch.")
+        raise FedrolexError(
+            f"targets of {what} are {kind}: give classes (y.long()); numbers to predict are a Regression"
+        )
+    found = (y.flatten() if y.dim() == 2 and y.shape[1] == 1 else y).long()
+    if int(found.min()) < 0:
+        raise FedrolexError(f"targets of {what} have a {int(found.min())}: classes are numbers from 0")
+    return found

@@ -1,6 +1,7 @@
 """Metrics by name: functions of a model's outputs and the targets of the test examples that give a number."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -12,17 +13,50 @@ Metric = Callable[[Tensor, Tensor], float]
 
 Metrics = Mapping[str, Metric]
 
+SCORES = ("global_accuracy", "r2")
+"""What models are compared by, whichever of them a task measures: the higher, the better."""
+
 
 def top5(outputs: Tensor, targets: Tensor) -> float:
     """The share of targets that are among the five classes with the highest scores."""
+    _check_classes(targets)
     best = outputs.topk(min(5, outputs.shape[-1]), -1).indices
     return float((best == targets[..., None]).any(-1).double().mean())
 
 
 def worst_class(outputs: Tensor, targets: Tensor) -> float:
     """The lowest accuracy of all classes that occur among the targets."""
+    _check_classes(targets)
     right = outputs.argmax(-1) == targets
     return min(float(right[targets == label].double().mean()) for label in targets.unique().tolist())
+
+
+def _check_classes(targets: Tensor) -> None:
+    if targets.is_floating_point():
+        raise ValueError("it is of classes, and targets are real numbers")
+
+
+def mean_absolute_error(outputs: Tensor, targets: Tensor) -> float:
+    """How far predictions are from their targets, in the targets' unit, both of one shape."""
+    return float((outputs.double() - targets.double()).abs().mean())
+
+
+def r2(outputs: Tensor, targets: Tensor) -> float:
+    """R², the explained share of the targets' variance, both ``(n, values)``, the values pooled.
+
+    1 is perfect, 0 is no better than always saying the mean; where all targets are the same, nothing is between them.
+    """
+    wrong = float((outputs.double() - targets.double()).square().sum())
+    spread = float((targets.double() - targets.double().mean(0)).square().sum())
+    return 1 - wrong / spread if spread else float(wrong == 0)
+
+
+def score(found: Mapping[str, Any]) -> str:
+    """The name of the metric among those found that models are compared by."""
+    name = next((name for name in SCORES if name in found), None)
+    if name is None:
+        raise FedrolexError(f"there is nothing to compare models by: evaluate() of a task gives {' or '.join(SCORES)}")
+    return name
 
 
 def measured(metrics: Metrics, outputs: Tensor, targets: Tensor) -> dict[str, float]:

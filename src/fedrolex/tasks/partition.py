@@ -64,6 +64,8 @@ class Partition(Sequence[Tensor]):
 
 def even(labels: Tensor, clients: int, seed: int, affinity: Affinity | None = None) -> Partition:
     """Equal random parts of all rows; with an affinity, of every class by itself."""
+    if not isinstance(clients, int | np.integer) or clients < 1:
+        raise FedrolexError(f"{clients!r} clients: give a whole number of 1 or more")
     if len(labels) < clients:
         raise FedrolexError(f"{len(labels)} examples for {clients} clients: every client needs at least one")
     if affinity is None:
@@ -247,7 +249,8 @@ def rare_classes(clients: int, classes: int, small: Sequence[bool], rare: Sequen
 
 def hold_out(rows: int, shares: dict[str, float], seed: int) -> dict[str, Tensor]:
     """Rows put aside before anything is spread, by purpose, and the ``rest``; shares are parts of all rows."""
-    if any(not 0 <= share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
+    numbers = all(isinstance(share, int | float) and 0 <= share < 1 for share in shares.values())
+    if not numbers or sum(shares.values()) >= 1:
         raise FedrolexError(f"held out {shares}: give parts of the data, at least 0 and together below 1")
     order = torch.from_numpy(shuffle(rows, seed, "hold out"))
     found: dict[str, Tensor] = {}

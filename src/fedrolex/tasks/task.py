@@ -7,18 +7,31 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedrolex.core import FedrolexError
 from fedrolex.tasks.metrics import Metrics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Examples:
-    """Inputs and targets, one row each."""
+    """Inputs and targets, one row each.
+
+    Attributes:
+        x: inputs, ``(examples, …)``; a numpy array is taken, too, and float64 in one becomes torch's default dtype.
+        y: targets, ``(examples, …)``, likewise.
+    """
 
     x: Tensor
     y: Tensor
+
+    def __init__(self, x: Any, y: Any) -> None:
+        object.__setattr__(self, "x", _rows("inputs", x))
+        object.__setattr__(self, "y", _rows("targets", y))
+        if len(self.x) != len(self.y):
+            raise FedrolexError(f"{len(self.x):,} inputs and {len(self.y):,} targets: give one target for each input")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -32,6 +45,25 @@ class Examples:
         return Examples(self.x.to(device), self.y.to(device))
 
 
+def _rows(what: str, given: Any) -> Tensor:
+    """A tensor or an array, as a tensor with a row for every example."""
+    if not isinstance(given, Tensor) and not hasattr(given, "__array__"):
+        raise FedrolexError(f"{what} of examples are a {type(given).__name__}: give a tensor or a numpy array")
+    found = given.detach() if isinstance(given, Tensor) else _from_numpy(what, np.asarray(given))
+    if found.dim() == 0 or found.layout is not torch.strided or found.is_complex():
+        kind = f"{str(found.dtype).removeprefix('torch.')} {tuple(found.shape)}, {found.layout}"
+        raise FedrolexError(f"{what} of examples are {kind}: give plain numbers, a row for every example")
+    return found
+
+
+def _from_numpy(what: str, array: np.ndarray[Any, Any]) -> Tensor:
+    try:
+        found = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    except TypeError:
+        raise FedrolexError(f"{what} of examples are an array of {array.dtype}: give numbers") from None
+    return found.to(torch.get_default_dtype()) if found.dtype == torch.float64 else found
+
+
 class Task(ABC):
     """What is learned, as training sees it.
 
@@ -40,7 +72,7 @@ class Task(ABC):
         build: makes the server's model, ``build(scale)`` a ``scale`` times wider one; weights are drawn from
             torch's current random state.
         loss: mean loss of a batch from (outputs, targets).
-        classes: number of different targets.
+        classes: number of different targets; 0 where targets are no classes.
         frozen: axes that capacities do not cut.
         random_inputs: whether :meth:`inputs` draws (augmentation).
         ignored: a target that the loss leaves out, and does not count; None where there is none.
@@ -86,7 +118,7 @@ class Task(ABC):
     def evaluate(
         self, model: nn.Module, *, batch: int = 500, apart: bool = False, metrics: Metrics | None = None
     ) -> dict[str, Any]:
-        """Metrics on examples no client holds; always ``loss`` and ``global_accuracy``.
+        """Metrics on examples no client holds; always ``loss``, and ``global_accuracy`` or ``r2`` to compare models by.
 
         Args:
             model: put into evaluation mode.
@@ -108,6 +140,9 @@ class Task(ABC):
     def fingerprint(self) -> str:
         """A short hash of the data and how it is spread, to notice that it changed under a run."""
 
+    def check_model(self, model: nn.Module) -> None:  # noqa: B027 - a task need not
+        """Raise, in one line, where the outputs of a model, which is on the CPU, are not what the loss takes."""
+
     def facts(self) -> dict[str, Any]:
         """What a report should say about the data."""
         return {}
@@ -122,16 +157,33 @@ class Task(ABC):
         name: str = "task",
         public: float = 0.0,
         validation: float = 0.0,
+        classes: int = 0,
     ) -> Task:
-        """A task of one's own, its training examples spread evenly over clients; targets are classes.
+        """A task of one's own, its training examples spread evenly over clients.
 
-        ``public`` and ``validation`` are shares of the training examples put aside, for methods that need them.
+        Whole numbers as targets are classes, so many or one more than the largest; real numbers are what is to be
+        predicted, see :class:`~fedrolex.tasks.regression.Regression`. ``public`` and ``validation`` are shares of the
+        training examples put aside, for methods that need them.
         """
         from fedrolex.tasks.classification import Classification
         from fedrolex.tasks.partition import even, hold_out
+        from fedrolex.tasks.regression import Regression
 
+        check_examples("train", train)
+        if train.y.is_floating_point():
+            if public or validation or classes:
+                raise FedrolexError("public, validation and classes are for targets that are classes: leave them out")
+            return Regression(name, build, train, test, even(train.y, clients, seed))
         shares = {"public": public, "validation": validation}
         held = hold_out(len(train), shares, seed)
         rest = train.rows(held["rest"]) if public or validation else train
         aside: dict[str, Any] = {what: train.rows(held[what]) for what, share in shares.items() if share}
-        return Classification(name, build, rest, test, even(rest.y, clients, seed), **aside)
+        return Classification(name, build, rest, test, even(rest.y, clients, seed), classes=classes, **aside)
+
+
+def check_examples(what: str, given: object) -> None:
+    """Raise, in one line, unless these are examples, and some."""
+    if not isinstance(given, Examples):
+        raise FedrolexError(f"{what} of the task is a {type(given).__name__}: give Examples(x, y)")
+    if not len(given):
+        raise FedrolexError(f"{what} of the task has no examples: give at least one")
