@@ -10,7 +10,9 @@ from fedrolex import __version__
 from fedrolex.cli.costs import costs_command
 from fedrolex.cli.coverage import coverage_command
 from fedrolex.cli.data import data_app
+from fedrolex.cli.evaluate import evaluate_command
 from fedrolex.cli.listing import list_command, show_command
+from fedrolex.cli.runs import compare_command, runs_command
 from fedrolex.cli.slice import slice_command
 from fedrolex.cli.train import resume_command, train_command
 from fedrolex.core import FedrolexError
@@ -19,6 +21,9 @@ from fedrolex.rounds import out_of_memory
 app = typer.Typer(name="fedrolex", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("train")(train_command)
 app.command("resume")(resume_command)
+app.command("runs")(runs_command)
+app.command("evaluate")(evaluate_command)
+app.command("compare")(compare_command)
 app.command("list")(list_command)
 app.command("show")(show_command)
 app.command("slice")(slice_command)

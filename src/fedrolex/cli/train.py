@@ -3,9 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +16,11 @@ from fedrolex.cli.console import console, remark
 from fedrolex.cli.options import AsJson, DataFolder, Settings
 from fedrolex.cli.progress import shown
 from fedrolex.cli.results import draw, show_results, verdict
+from fedrolex.cli.seeds import over_seeds
 from fedrolex.core import ENGINES, FedrolexError
-from fedrolex.recipes import Recipe, alternatives, find_recipe
+from fedrolex.recipes import Recipe, find_recipe
 from fedrolex.runs import Run, Training, prepare
+from fedrolex.runs.prepare import beside
 from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
 from fedrolex.runs.training import pick_device
 from fedrolex.tasks.metrics import short
@@ -45,6 +47,7 @@ class Planned:
 
 
 def train_command(
+    context: typer.Context,
     recipes: Annotated[
         list[str] | None,
         typer.Argument(metavar="RECIPE", help="Recipes' names or YAML files.", show_default="the quickstart"),
@@ -74,30 +77,46 @@ def train_command(
     groups = []
     for label, folder, base in zip(*_places(names, bases, out), bases, strict=True):
         groups.append(_plans(base.method.name if len(bases) == 1 else label, folder, base))
+    context.call_on_close(lambda: _drop_unused(groups, out))
     for plan in (plan for group in groups for plan in group):
         Run.refuse(plan.folder)
     if seeds is not None:
         groups = [[each for plan in group for each in _by_seed(plan, _seeds(seeds))] for group in groups]
     if at_once > 1:
         os.environ.setdefault(*QUEUES)
-    _report(groups, _train_all([plan for group in groups for plan in group], at_once, as_json), as_json)
+    _report(groups, _train_all([plan for group in groups for plan in group], at_once, as_json, _created), as_json)
 
 
 def resume_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    settings: Settings = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on from the last checkpoint, bit for bit."""
+    """Go on from the last checkpoint, bit for bit; --set rounds=N for more rounds."""
     opened = Run.open(run)
     if opened.own_task():
         how = f"train(None, task, out={str(run)!r}, resume=True)"
         raise FedrolexError(f"{run} trains a task given in Python: go on with {how}")
-    recipe = opened.recipe()
+    recipe = opened.recipe().with_settings(settings or [])
+    opened.check(recipe)
     recipe = recipe if data is None else replace(recipe, data=str(Path(data).resolve()))
     compared = replace(recipe, compare=recipe.compare and not run.name.startswith("seed-"))
     plans = _plans(recipe.method.name, run, compared)
-    _report([plans], _train_all(plans, 1, as_json), as_json)
+
+    def resumed(plan: Planned) -> Run:
+        if not plan.folder.exists():
+            return _created(plan)
+        found = Run.open(plan.folder)
+        if settings or found.recipe().rounds != plan.recipe.rounds:
+            found.change(plan.recipe)
+        return found
+
+    _report([plans], _train_all(plans, 1, as_json, resumed), as_json)
+
+
+def _created(plan: Planned) -> Run:
+    return Run.create(plan.folder, plan.recipe)
 
 
 # --- what is to be trained, and where ---
@@ -118,15 +137,31 @@ def _places(names: Sequence[str], bases: Sequence[Recipe], out: Path | None) -> 
 
 
 def _fresh(name: str) -> Path:
-    return next(path for number in count(1) if not (path := Path("runs", f"{name}-{number}")).exists())
+    """A new folder, empty as yet: whoever makes it has the name, also where several commands begin at once."""
+    number = 1
+    while True:
+        path = Path("runs", f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise FedrolexError(f"cannot make {path}: {error.strerror}") from error
+
+
+def _drop_unused(groups: Sequence[Sequence[Planned]], out: Path | None) -> None:
+    """Remove the folders of :func:`_fresh` in which no run has begun."""
+    for folder in [group[0].top for group in groups] if out is None else ():
+        with suppress(OSError):  # there is something in it
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 def _plans(label: str, folder: Path, recipe: Recipe) -> list[Planned]:
     """A run and, where it is to be compared, what the fleet could do without it."""
-    plans = [Planned(label, folder, recipe, folder, folder)]
-    for number, (what, other) in enumerate((alternatives(recipe) if recipe.compare else {}).items(), 1):
-        plans.append(Planned(what, folder.with_name(f"{folder.name}-alone-{number}"), other, folder, folder))
-    return plans
+    others = [Planned(what, place, other, folder, folder) for what, place, other in beside(folder, recipe)]
+    return [Planned(label, folder, recipe, folder, folder), *others]
 
 
 def _by_seed(plan: Planned, seeds: Sequence[int]) -> list[Planned]:
@@ -163,18 +198,19 @@ def together(plans: Sequence[Planned], at_once: int) -> Iterator[list[Planned]]:
 # --- training ---
 
 
-def _train_all(plans: Sequence[Planned], at_once: int, quiet: bool) -> dict[Path, dict[str, Any]]:
+def _train_all(
+    plans: Sequence[Planned], at_once: int, quiet: bool, opened: Callable[[Planned], Run]
+) -> dict[Path, dict[str, Any]]:
     """Train all runs, so many at once; their summaries by folder."""
-    return {folder: each for some in together(plans, at_once) for folder, each in _train(some, quiet).items()}
+    return {folder: each for some in together(plans, at_once) for folder, each in _train(some, quiet, opened).items()}
 
 
-def _train(plans: Sequence[Planned], quiet: bool) -> dict[Path, dict[str, Any]]:
+def _train(plans: Sequence[Planned], quiet: bool, opened: Callable[[Planned], Run]) -> dict[Path, dict[str, Any]]:
     """Train runs, side by side if there are several and they can; their summaries by folder."""
     if all(pick_device(plan.recipe.device).type == "cpu" for plan in plans):
         keep_memory()
     trainings = [prepare(plan.recipe) for plan in plans]
-    runs = [Run.open(p.folder) if p.folder.exists() else Run.create(p.folder, p.recipe) for p in plans]
-    jobs = list(zip(plans, runs, trainings, strict=True))
+    jobs = list(zip(plans, [opened(plan) for plan in plans], trainings, strict=True))
     if len(jobs) > 1 and not all(fits(training) for training in trainings):
         why = "dropout and engines with threads of their own share what one process has once"
         print(f"--at-once: these runs go one after the other ({why})", file=sys.stderr)
@@ -201,12 +237,13 @@ def _go(jobs: Sequence[tuple[Planned, Run, Training]], quiet: bool) -> list[dict
 def _report(groups: Sequence[Sequence[Planned]], results: dict[Path, dict[str, Any]], as_json: bool) -> None:
     """What is said in the end; a group is a recipe's runs, with what they are compared with."""
     every = [results[plan.folder] for group in groups for plan in group]
+    means = [mean for group in groups for mean in over_seeds([results[plan.folder] for plan in group])]
     if as_json:
-        typer.echo(json.dumps(every[0] if len(every) == 1 else every, indent=1))
+        typer.echo(json.dumps({"runs": every, "over_seeds": means}, indent=1))
         return
     screen = console()
     metrics = [short(name) for group in groups for name in group[0].recipe.evaluation.metrics]
-    show_results(screen, every, list(dict.fromkeys(metrics)))
+    show_results(screen, every, list(dict.fromkeys(metrics)), means)
     for group in groups:
         if group[0].recipe.compare:
             found = [results[plan.folder] for plan in group]

@@ -2,23 +2,27 @@
 
 The newest are in memory, all others are files; a fleet of a million costs what its cohorts touched. Every
 version says in which round it was written. A checkpoint keeps what was current in its round, and going
-back to it drops what came later, so that a resumed run finds the states it had.
+back to it drops what came later, so that a resumed run finds the states it had, or is refused.
 """
 
 import os
+import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedrolex.clients import copied
 from fedrolex.core import FedrolexError
 
 BUCKETS = 1000
+NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})")  # of a file: client and round
 State = dict[str, Tensor]
 
 
@@ -39,6 +43,7 @@ class ClientStates:
         self.folder, self.in_memory = folder, in_memory
         self._near: OrderedDict[int, tuple[int, State]] = OrderedDict()
         self._unsaved: set[int] = set()
+        self._newest: dict[int, tuple[int, str]] = {}  # by client, of its newest file: the round, and a hash
         self._latest = -1
 
     def get(self, client: int) -> State | None:
@@ -53,9 +58,9 @@ class ClientStates:
 
     def put(self, client: int, round: int, state: Mapping[str, Tensor]) -> None:
         """A client's state after a round; the tensors are copied."""
+        self._latest = round
         self._keep(client, round, {name: tensor.detach().cpu().clone() for name, tensor in state.items()})
         self._unsaved.add(client)
-        self._latest = round
 
     def has(self, client: int) -> bool:
         """Whether a client has a state."""
@@ -65,22 +70,42 @@ class ClientStates:
         """Whether a state was written in this round or later."""
         return self._latest >= round
 
-    def save(self, round: int) -> None:
-        """Write what is only in memory: all that is current now belongs to the checkpoint of ``round``."""
+    def save(self, round: int) -> str:
+        """Write what is only in memory: all that is current now belongs to the checkpoint of ``round``.
+
+        Returns a hash of it all, for :meth:`restore`.
+        """
         for client in sorted(self._unsaved):
             self._write(client)
         self._unsaved.clear()
-        _replace_text(self.folder / "round", str(round))
+        _replace(self.folder / "round", str(round).encode())
+        return self._hash()
 
-    def restore(self, round: int) -> None:
-        """Go back to the checkpoint of ``round``: forget what was written in it and later."""
+    def restore(self, round: int, hash: str | None = None) -> None:
+        """Go back to the checkpoint of ``round``: forget what was written in it and later.
+
+        Refused where the states are not those of this hash, or of an earlier round. Version 0.1.0 stored no hash.
+        """
+        kept = {client: version for client, version in self._on_disk() if version < round}  # of each, the last
+        try:
+            self._newest = {c: (version, _hash(self._path(c, version).read_bytes())) for c, version in kept.items()}
+            whole = self._saved_round() >= round and hash in (None, self._hash())
+        except OSError:
+            whole = False
+        if not whole:
+            what = f"{self.folder} does not hold what the clients of this run kept until round {round}"
+            raise FedrolexError(f"{what}: put it back as it was, or start a new run")
         self._near.clear()
         self._unsaved.clear()
         self._latest = round - 1
-        for path in self.folder.glob("*/*.safetensors"):
-            if int(path.stem.split("-")[1]) >= round:
-                path.unlink()
-        _replace_text(self.folder / "round", str(round))
+        for client, version in self._on_disk():
+            if version >= round:
+                self._path(client, version).unlink()
+        _replace(self.folder / "round", str(round).encode())
+
+    def _hash(self) -> str:
+        """A hash of all that is on disk and current."""
+        return _hash("".join(f"{client} {version}\n" for client, version in sorted(self._newest.items())).encode())
 
     def _keep(self, client: int, round: int, state: State) -> None:
         self._near[client] = (round, state)
@@ -92,13 +117,17 @@ class ClientStates:
                 self._unsaved.discard(oldest)
             del self._near[oldest]
 
-    def _path(self, client: int, round: int | str) -> Path:
+    def _path(self, client: int, round: int) -> Path:
         return self.folder / f"{client % BUCKETS:03d}" / f"{client}-{round}.safetensors"
+
+    def _on_disk(self, files: str = "*/*") -> list[tuple[int, int]]:
+        """Client and round of the states on disk, in order; other files are nobody's."""
+        found = [NAME.fullmatch(path.stem) for path in self.folder.glob(f"{files}.safetensors")]
+        return sorted((int(name[1]), int(name[2])) for name in found if name is not None)
 
     def _versions(self, client: int) -> list[int]:
         """The rounds a client's states on disk were written in."""
-        every = self._path(client, "*")
-        return sorted(int(path.stem.split("-")[1]) for path in every.parent.glob(every.name))
+        return [version for _, version in self._on_disk(f"{client % BUCKETS:03d}/{client}-*")]
 
     def _read(self, client: int, round: int) -> State:
         path = self._path(client, round)
@@ -110,25 +139,31 @@ class ClientStates:
     def _write(self, client: int) -> None:
         """Write a client's state; of older versions the one the last checkpoint needs stays."""
         round, state = self._near[client]
-        path = self._path(client, round)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_suffix(".new")
-            save_file({name: tensor.contiguous() for name, tensor in state.items()}, new)
-            os.replace(new, path)
-            before = [version for version in self._versions(client) if version < self._saved_round()]
-            for version in before[:-1]:
-                self._path(client, version).unlink()
-        except OSError as error:
-            raise FedrolexError(f"cannot write the state of client {client} to {path}: {error.strerror}") from error
+        data = save({name: tensor.contiguous() for name, tensor in state.items()})
+        _replace(self._path(client, round), data)
+        self._newest[client] = round, _hash(data)
+        before = [version for version in self._versions(client) if version < self._saved_round()]
+        for version in before[:-1]:
+            self._path(client, version).unlink()
 
     def _saved_round(self) -> int:
         path = self.folder / "round"
-        return int(path.read_text()) if path.is_file() else 0
+        text = path.read_text(errors="replace") if path.is_file() else ""
+        return int(text) if NAME.fullmatch(f"0-{text}") else 0
 
 
-def _replace_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _hash(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
     new = path.with_name(f".{path.name}.new")
-    new.write_text(text)
-    os.replace(new, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(data)
+        os.replace(new, path)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise FedrolexError(f"cannot write {path}: {error.strerror}; the last checkpoint is untouched") from error

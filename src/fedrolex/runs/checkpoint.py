@@ -1,12 +1,14 @@
-"""Checkpoints: safetensors, written so that there is always a whole one on disk."""
+"""Checkpoints: safetensors, written so that there is always a whole one on disk, and read only if it still is."""
 
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -16,13 +18,15 @@ from fedrolex.core import FedrolexError
 FORMAT = "2"
 KIND = "fedrolex checkpoint"
 ABOUT = "fedrolex"
+CHECKSUM = "checksum"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write a checkpoint, all or nothing."""
-    told = json.dumps({"kind": KIND, "format": FORMAT, **about}, sort_keys=True)  # several keys would come in any order
-    data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {ABOUT: told})
-    write_whole(path, data)
+    """Write a checkpoint, all or nothing, with a checksum of all that is in it."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    told = {"kind": KIND, "format": FORMAT, **about}
+    told[CHECKSUM] = _checksum(plain, told)
+    write_whole(path, save(plain, {ABOUT: json.dumps(told, sort_keys=True)}))  # several keys would come in any order
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -46,14 +50,31 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a checkpoint and what it says about itself; a foreign file or a newer format is refused."""
+    """The tensors of a checkpoint and what it says about itself; a foreign, newer or damaged file is refused.
+
+    Checkpoints of version 0.1.0 have no checksum.
+    """
     tensors, about = read_any(path)
-    if not isinstance(about, dict) or about.get("kind") != KIND:
+    if not isinstance(about, dict) or about.get("kind") != KIND or not all(isinstance(v, str) for v in about.values()):
         raise FedrolexError(f"{path} is not a checkpoint of a fedrolex run")
     if about.get("format") not in ("1", FORMAT):
         told = f"checkpoint {path} has format {about.get('format')}"
         raise FedrolexError(f"{told}; this version reads 1 and {FORMAT}: update fedrolex")
+    checksum = about.pop(CHECKSUM, None)
+    if checksum is not None and checksum != _checksum(tensors, about):
+        raise FedrolexError(
+            f"checkpoint {path} is damaged: its checksum is another; put back a copy, or start a new run"
+        )
     return tensors, about
+
+
+def _checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """A hash of tensors on the CPU (names, types, shapes, values) and of what is said about them."""
+    found = blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def read_any(path: Path) -> tuple[dict[str, Tensor], Any]:
@@ -64,5 +85,5 @@ def read_any(path: Path) -> tuple[dict[str, Tensor], Any]:
             return tensors, json.loads((file.metadata() or {}).get(ABOUT, "{}"))
     except FileNotFoundError:
         raise FedrolexError(f"there is no file {path}") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise FedrolexError(f"{path} is damaged or not a safetensors file: {error}") from error

@@ -1,7 +1,8 @@
 """A run on disk: recipe, environment, metrics, checkpoints, the trained model.
 
 A run that is killed at any moment goes on from its last checkpoint to the same bits: rounds depend on the
-recipe and the checkpoint alone, and metrics of rounds after the checkpoint are written again.
+recipe and the checkpoint alone, and metrics of rounds after the checkpoint are written again. One process at a time
+may change a run.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from fedrolex.core import FedrolexError
 from fedrolex.core.version import VERSION
 from fedrolex.methods.method import size
 from fedrolex.recipes import Recipe
+from fedrolex.recipes.recipe import FREE
 from fedrolex.rounds import ClientStates
 from fedrolex.runs import checkpoint, format1
 from fedrolex.runs.callbacks import MetricsFile, tell
+from fedrolex.runs.lock import locked
+from fedrolex.runs.model import Models
 from fedrolex.runs.training import Training
-from fedrolex.tasks.metrics import short
+from fedrolex.tasks.metrics import score, short
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -44,13 +48,21 @@ class Run:
         return self.folder / "checkpoint.safetensors"
 
     @property
+    def best(self) -> Path:
+        """The checkpoint of the round with the best validation accuracy, where the task has validation examples.
+
+        It holds the server's tensors; there is none where clients keep something between rounds.
+        """
+        return self.folder / "best.safetensors"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object a line and round."""
         return self.folder / "metrics.jsonl"
 
     @staticmethod
     def create(folder: Path, recipe: Recipe, *, own_task: bool = False) -> Run:
-        """A new folder with the recipe in it; an existing one is refused."""
+        """A new folder with the recipe in it; one that is there must be empty."""
         Run.refuse(folder)
         new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
         try:
@@ -58,16 +70,19 @@ class Run:
             recipe.write(new / "recipe.yaml")
             about = {**environment(), "own_task": own_task}
             (new / "environment.json").write_text(json.dumps(about, indent=1) + "\n")
+            if folder.exists():
+                folder.rmdir()
             new.rename(folder)
         except OSError as error:
             shutil.rmtree(new, ignore_errors=True)
+            Run.refuse(folder)  # somebody else was quicker
             raise FedrolexError(f"cannot make {folder}: {error.strerror}") from error
         return Run(folder)
 
     @staticmethod
     def refuse(folder: Path) -> None:
-        """Raise, in one line, where a folder cannot be a new run's because it is there already."""
-        if folder.exists():
+        """Raise, in one line, where a folder cannot be a new run's because there is something in it already."""
+        if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
             raise FedrolexError(f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}")
 
     @staticmethod
@@ -82,6 +97,21 @@ class Run:
     def recipe(self) -> Recipe:
         """What the run was started with."""
         return Recipe.read(self.folder / "recipe.yaml")
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise, in one line, unless the run can go on by a recipe: with more rounds, or what changes no round."""
+        changed = recipe.differs_from(self.recipe())
+        if changed is not None:
+            rule = f"a run that has begun may change its rounds, to more of them, and {', '.join(FREE)}"
+            raise FedrolexError(f"{changed} cannot be changed in {self.folder}: {rule}; start a new run")
+
+    def change(self, recipe: Recipe) -> None:
+        """Let the run go on by another recipe."""
+        with locked(self.folder):
+            self.check(recipe)
+            new = self.folder / ".recipe.yaml.new"
+            recipe.write(new)
+            os.replace(new, self.folder / "recipe.yaml")
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics so far, up to the first line that was not written whole."""
@@ -104,13 +134,26 @@ class Run:
         except (ValueError, AttributeError):
             raise FedrolexError(f"{path} is damaged: it must be a JSON object") from None
 
+    def evaluate(self, training: Training, *, best: bool = False) -> dict[str, Any]:
+        """Measure the model of the newest checkpoint, or of the best one, again; ``round`` is the last it has seen."""
+        path = self.best if best else self.checkpoint
+        if not path.is_file():
+            why = "the best is kept where the task has validation examples and clients keep nothing between rounds"
+            raise FedrolexError(f"there is no {path}: {why if best else f'train with: fedrolex resume {self.folder}'}")
+        with locked(self.folder):
+            self._restore(path, self.recipe(), training, training.server.task.fingerprint())
+            return {"round": training.server.round - 1, **training.evaluate()}
+
     def go(self, training: Training, progress: Progress | None = None) -> dict[str, Any]:
         """Train from where the run stands to its last round; returns the summary."""
+        with locked(self.folder):
+            return self._go(training, progress)
+
+    def _go(self, training: Training, progress: Progress | None) -> dict[str, Any]:
         recipe = self.recipe()
         data = training.server.task.fingerprint()
-        if training.method.needs.client_state:
-            training.server.clients = ClientStates(self.folder / "clients")
-        self._restore(recipe, training, data)
+        self._restore(self.checkpoint, recipe, training, data)
+        self._forget_rows_after(training.server.round)
         log = MetricsFile(self.metrics)
         everyone = [log, *training.callbacks]
         try:
@@ -130,27 +173,33 @@ class Run:
     ) -> None:
         server = training.server
         done = server.state, server.round
+        judged = [row.get("validation_accuracy") for row in self.rows()]
+        best = max((accuracy for accuracy in judged if accuracy is not None), default=-1.0)
         try:
             while server.round < recipe.rounds:
                 try:
                     row = self._round(recipe, training)
+                    accuracy = row.get("validation_accuracy")
+                    if accuracy is not None and accuracy > best and server.clients is None:
+                        best = accuracy
+                        self.save(self.best, recipe, data, training)
                     log.row(training, row)
                     done = server.state, server.round
                     tell(training.callbacks, "row", training, row)
                 except FedrolexError:  # a model that is no longer finite, a callback that failed
                     server.state, server.round = done
                     if server.round and not self._ahead(training):
-                        self.save(recipe, data, training)
+                        self.save(self.checkpoint, recipe, data, training)
                     raise
                 if server.round % recipe.checkpoint_every == 0 or server.round == recipe.rounds:
                     log.sync()
-                    self.save(recipe, data, training)
+                    self.save(self.checkpoint, recipe, data, training)
                 if progress is not None:
                     progress(row)
         except KeyboardInterrupt:
             server.state, server.round = done
             if not self._ahead(training):
-                self.save(recipe, data, training)
+                self.save(self.checkpoint, recipe, data, training)
             raise
         except OSError as error:
             raise FedrolexError(f"cannot write to {self.folder}: {error.strerror}") from error
@@ -161,28 +210,46 @@ class Run:
         clients = training.server.clients
         return clients is not None and clients.newer(training.server.round)
 
-    def _restore(self, recipe: Recipe, training: Training, data: str) -> None:
-        """Put a training where its checkpoint stands, and the metrics with it."""
-        server = training.server
-        if self.checkpoint.is_file():
-            tensors, about = checkpoint.read(self.checkpoint)
-            changed = recipe.differs_from(Recipe.decode(json.loads(about["recipe"]))) if "recipe" in about else None
+    def _restore(self, path: Path, recipe: Recipe, training: Training, data: str) -> None:
+        """Put a training, and what its clients keep, where a checkpoint stands; where there is none, at the beginning.
+
+        Refused unless the checkpoint is whole, of this recipe and these data, and finite.
+        """
+        round, kept = 0, None
+        if path.is_file():
+            tensors, about = checkpoint.read(path)
+            try:
+                changed = recipe.differs_from(Recipe.decode(json.loads(about["recipe"]))) if "recipe" in about else None
+            except (ValueError, RecursionError) as error:
+                raise FedrolexError(f"the recipe in checkpoint {path} cannot be read: {error}") from error
             if changed is not None:
                 where = f"{changed} in {self.folder}/recipe.yaml"
                 raise FedrolexError(f"{where} was changed since the checkpoint: start a new run")
             if about.get("data", data) != data:
                 raise FedrolexError(f"the data of {self.folder} has changed since its checkpoint: start a new run")
-            if not about.get("round", "").isdigit():
-                raise FedrolexError(f"checkpoint {self.checkpoint} does not say its round: start a new run")
+            said, kept = about.get("round", ""), about.get("clients")
+            if not (said.isascii() and said.isdigit() and len(said) < 19 and int(said) <= recipe.rounds):
+                told = f"is of round {said or '?'}, and the run has {recipe.rounds}"
+                raise FedrolexError(f"checkpoint {path} {told}: put back a copy, or start a new run")
             if about["format"] == "1":
-                tensors = format1.in_sections(tensors, server.state)
-            training.restore(tensors, int(about["round"]))
-        if server.clients is not None:
-            server.clients.restore(server.round)
-        rows = self.rows()[: server.round]
-        if [row["round"] for row in rows] != list(range(server.round)):
-            remedy = "remove the checkpoint to start the run again, or put the file back"
-            raise FedrolexError(f"{self.metrics} does not hold rounds 0 to {server.round - 1} any more: {remedy}")
+                tensors = format1.in_sections(tensors, training.server.state)
+            round = int(said)
+            training.restore(tensors, round)
+        elif rows := len(self.rows()):
+            if rows > recipe.checkpoint_every:
+                remedy = f"put it back, or move {self.metrics.name} away to start the run again"
+                raise FedrolexError(f"there is no {path} any more, though {rows} rounds are done: {remedy}")
+            training.say(f"{self.folder} has no checkpoint yet: it starts again at round 0")
+        if training.method.needs.client_state:
+            training.server.clients = ClientStates(self.folder / "clients")
+            training.server.clients.restore(round, kept)
+
+    def _forget_rows_after(self, round: int) -> None:
+        """Drop the metrics of rounds that will be made again; those of all rounds before must be there."""
+        rows = self.rows()[:round]
+        if len(rows) < round or any(row["round"] != place for place, row in enumerate(rows)):
+            remedy = f"put it back as it was, or start a new run with --set weights={self.checkpoint}"
+            raise FedrolexError(f"{self.metrics} does not hold rounds 0 to {round - 1} any more: {remedy}")
         checkpoint.write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     @staticmethod
@@ -193,13 +260,13 @@ class Run:
             row.update(training.evaluate())
         return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
-    def save(self, recipe: Recipe, data: str, training: Training) -> None:
+    def save(self, path: Path, recipe: Recipe, data: str, training: Training) -> None:
         """Write a checkpoint of the rounds done so far; clients' states first, which go back to any round before."""
         server = training.server
-        if server.clients is not None:
-            server.clients.save(server.round)
         about = {"round": str(server.round), "recipe": json.dumps(recipe.encode()), "data": data}
-        checkpoint.write(self.checkpoint, training.tensors(), about)
+        if server.clients is not None:
+            about["clients"] = server.clients.save(server.round)
+        checkpoint.write(path, training.tensors(), about)
 
     def _finish(self, recipe: Recipe, training: Training) -> dict[str, Any]:
         rows = self.rows()
@@ -207,11 +274,13 @@ class Run:
             reasons = [why for row in rows for why in row["dropped"].values()]
             few = f"fewer than {recipe.quorum} clients were there in each"
             raise FedrolexError(f"no round counted: {reasons[0] if reasons else few}")
-        last = rows[-1] if rows and "global_accuracy" in rows[-1] else training.evaluate()
+        last = rows[-1] if rows and "loss" in rows[-1] else training.evaluate()
+        judged = score(last)
         sent = sum(row["bytes_down"] + row["bytes_up"] for row in rows)
         server, method = training.server, training.method
         members = sum(len(server.fleet.members(round)) for round in range(recipe.rounds))
-        own = ["submodels", *(short(name) for name in recipe.evaluation.metrics)]
+        own = ["loss", "mean_absolute_error", "r2", "submodels", "submodel_statistics"]
+        own += [short(name) for name in recipe.evaluation.metrics]
         summary = {
             "method": method.name,
             "rounds": recipe.rounds,
@@ -219,7 +288,7 @@ class Run:
             "task": server.task.name,
             **{key: last[key] for key in last if key.endswith("accuracy") or "accuracy_" in key or key in own},
             "statistics": last.get("statistics"),
-            "best_global_accuracy": max(row["global_accuracy"] for row in (*rows, last) if "global_accuracy" in row),
+            f"best_{judged}": max((r[judged] for r in (*rows, last) if r.get(judged) is not None), default=None),
             **server.task.facts(),
             "bytes": sent,
             "bytes_of_full_model": 2 * size(server.state[method.leading(server)]) * members,
@@ -230,6 +299,7 @@ class Run:
             "capacities": "redrawn" if recipe.fleet.redrawn else "fixed",
             "run": str(self.folder),
         }
+        Models.of(training).write(self.folder)
         checkpoint.write_whole(self.folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
         return summary
 

@@ -187,15 +187,13 @@ class Training:
         wrong = next((name for name, tensor in (upload.kept or {}).items() if not isinstance(tensor, Tensor)), None)
         if wrong is not None:
             return f"wants to keep {wrong!r}, which is not a tensor"
-        try:
-            self.method.take(round, upload)
-        except CallbackError:
-            raise
-        except FedrolexError as error:
-            return str(error)
-        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            said = f"{type(error).__name__}: {one_line(error)}"
-            raise FedrolexError(f"take() of method {self.method.name} failed: {said}") from error
+        with calling(self.method, "take"):
+            try:
+                self.method.take(round, upload)
+            except CallbackError:
+                raise
+            except FedrolexError as error:
+                return str(error)
         round.taken.append(upload.job)
         if upload.kept is not None:
             mine = upload.job.name and f"{upload.job.name}:"
@@ -246,7 +244,7 @@ class Training:
         return flat(self.server.state)
 
     def restore(self, tensors: Mapping[str, Tensor], round: int) -> None:
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint: the tensors of this run, by name, shape and type, and finite."""
         state, device = sections(tensors), self.server.device
         for section in {**self.server.state, **state}:
             own, found = self.server.state.get(section, {}), state.get(section, {})
@@ -254,8 +252,14 @@ class Training:
             wrong = wrong or next((n for n, t in own.items() if found[n].shape != t.shape), None)
             if wrong is not None:
                 raise FedrolexError(f"the checkpoint does not fit this run: tensor {section}:{wrong}")
+            for name, tensor in own.items():
+                kinds = found[name].dtype, tensor.dtype
+                if kinds[0] != kinds[1]:
+                    raise FedrolexError(f"{section}:{name} is {kinds[0]} in the checkpoint; this run has {kinds[1]}")
+                if not_finite({name: found[name]}) and not not_finite({name: tensor}):
+                    raise FedrolexError(f"{section}:{name} is not finite in the checkpoint: start a new run")
         self.server.state = {
-            section: {name: state[section][name].to(device, tensor.dtype) for name, tensor in own.items()}
+            section: {name: state[section][name].to(device) for name in own}
             for section, own in self.server.state.items()
         }
         self.server.round = round
@@ -268,6 +272,14 @@ class Training:
         for section in self.server.state:
             if "@" in section:  # a capacity's own
                 self._start_section(section, tensors)
+        for key in tensors:
+            section, name = key.split(":", 1) if ":" in key else (MODEL, key)
+            network = self.server.networks.get(section)  # what a method remembers is no weights
+            known = (
+                network is None or "@" in name or name in {*self.server.state[section], *network.module.state_dict()}
+            )
+            if not known:
+                raise FedrolexError(f"there is a tensor {key!r}, which this model has not: the weights do not fit")
 
     def _start_section(self, section: str, tensors: Mapping[str, Tensor]) -> None:
         """Give a section its tensors; only the main network's must be there."""
@@ -280,7 +292,17 @@ class Training:
             raise FedrolexError(f"there is no tensor {missing!r}: the weights do not fit this model")
         self.server.networks.get(section, self.server.main).axes.check_whole(given)
         for name, tensor in given.items():
+            if _kind(tensor) != _kind(own[name]):
+                raise FedrolexError(f"tensor {name!r} is {tensor.dtype}; this model's is {own[name].dtype}")
+            if not_finite({name: tensor}) and not not_finite({name: own[name]}):
+                raise FedrolexError(f"tensor {name!r} is not finite: nothing can be trained from it")
+        for name, tensor in given.items():
             own[name].copy_(tensor)
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
+    """What a tensor's numbers are, whatever their precision: real, complex, truth values, or none of these."""
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
 
 
 def label(engine: Engine) -> str:

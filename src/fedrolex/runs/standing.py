@@ -1,0 +1,46 @@
+"""Where runs stand, read from their folders without training or changing anything."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from fedrolex.runs.lock import in_use
+from fedrolex.runs.run import Run
+
+OF_A_ROUND = ("round", "clients", "dropped", "void", "bytes_down", "bytes_up", "seconds", "drift")
+"""What the metrics of a round say beside how good the model is."""
+
+
+def standing(run: Run) -> dict[str, Any]:
+    """Where a run stands.
+
+    ``state`` is ``running`` (a process trains it), ``finished`` or ``stopped``; ``rounds`` are done, ``of`` so many;
+    ``measured`` are the metrics of the last evaluation, after round ``evaluated``; ``bytes`` and ``seconds`` are those
+    of all rounds.
+    """
+    recipe, rows, summary = run.recipe(), run.rows(), _summary(run)
+    last: dict[str, Any] = next((row for row in reversed(rows) if "loss" in row), {})
+    finished = summary.get("rounds") == recipe.rounds <= len(rows)
+    task = recipe.encode()["task"]
+    named = "/".join(str(task[key]) for key in ("name", "data") if task.get(key))
+    return {
+        "run": str(run.folder),
+        "state": "running" if in_use(run.folder) else "finished" if finished else "stopped",
+        "rounds": len(rows),
+        "of": recipe.rounds,
+        "method": recipe.method.name,
+        "task": summary.get("task", "given in Python") if run.own_task() else named,
+        "seed": recipe.seed,
+        "evaluated": last.get("round"),
+        "measured": {key: value for key, value in last.items() if key not in OF_A_ROUND},
+        "bytes": sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in rows),
+        "seconds": sum(row.get("seconds", 0.0) for row in rows),
+    }
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """What a finished run said in the end; nothing where there is no such file, or it is damaged."""
+    with suppress(OSError, ValueError):
+        found = json.loads((run.folder / "summary.json").read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
