@@ -69,7 +69,7 @@ def on_public_images(recipe: Recipe) -> float:
     consensus = Consensus(y, torch.zeros(len(y), task.classes), nobody)
     for round in range(recipe.rounds):
         method.teach(model, Public(inputs, recipe.seed, round), consensus)
-    return 100 * float(made.measure(task, model, model)["global_accuracy"])
+    return 100 * float(made.measure(task, model)["global_accuracy"])
 
 
 def with_spread(row: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def test_every_capacity_may_have_a_model_of_its_own(method: str) -> None:
     assert all(torch.equal(before[name], t) for name, t in server.state[MODEL].items()) == (method == "feddf")
     leading = server.networks["1" if method == "feddf" else MODEL].module
     assert made.method.judged(server) is leading
-    assert made.evaluate()["loss"] == pytest.approx(made.measure(server.task, leading, leading)["loss"])
+    assert made.evaluate()["loss"] == pytest.approx(made.measure(server.task, leading)["loss"])
 
 
 def test_what_one_kind_says_teaches_the_other() -> None:

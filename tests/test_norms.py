@@ -223,15 +223,23 @@ def test_norms_per_capacity_need_norms() -> None:
         training("method.norms=per_capacity", "task.norm=none")
 
 
-def test_a_graph_form_sub_model_with_static_norms_is_measured_on_test_batches() -> None:
+def test_a_sub_model_that_runs_from_a_traced_graph_is_recalibrated_like_one_of_modules() -> None:
     server = training().server
     task, (model, known) = server.task, (server.main.module, server.main.axes)
-    assert static_norms(model)
     axes = trace(model, task.example(), Hints())
-    cut = axes.cut(model, Static().window(axes, round=0, capacity="1/2"))
-    assert Measure()(task, cut, model)["statistics"] == "test-batch"
-    native = known.cut(model, Static().window(known, round=0, capacity="1/2"))
-    assert Measure()(task, native, model)["statistics"] == "recalibrated"
+    cut, native = (each.cut(model, Static().window(each, round=0, capacity="1/2")) for each in (axes, known))
+    assert len(static_norms(cut)) == len(static_norms(native)) == 17
+    seen, wanted = (list(collect(part, task.some_inputs(90, 30)).values()) for part in (cut, native))
+    for one, other in zip(seen, wanted, strict=True):
+        assert one.count == other.count
+        torch.testing.assert_close((one.mean, one.variance), (other.mean, other.variance))
+    found, expected = Measure()(task, cut), Measure()(task, native)
+    assert found["statistics"] == expected["statistics"] == "recalibrated"
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    evaluated, x = Measure().ready(task, cut), next(iter(task.some_inputs(24, 24)))
+    alone = torch.cat([evaluated(image[None]) for image in x])
+    torch.testing.assert_close(alone, evaluated(x), rtol=1e-4, atol=1e-5)
+    assert Measure(statistics="test-batch")(task, cut)["statistics"] == "test-batch"
 
 
 def test_a_batch_of_one_on_one_pixel_is_the_clients_failure() -> None:

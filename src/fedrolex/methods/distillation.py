@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.clients import MODEL, Tensors
 from fedrolex.core import shuffle, words
@@ -102,9 +103,10 @@ def teaching(round: Round) -> Iterator[Public]:
 def scores(module: nn.Module, inputs: Tensor, statistics_of: Tensor | None = None) -> Tensor:
     """Scores of a model in evaluation mode, ``(n, classes)``.
 
-    Static batch norms take their statistics from the inputs, or from the inputs ``statistics_of``.
+    Static batch norms take their statistics from the inputs, or from the inputs ``statistics_of``; those of a traced
+    graph from every batch, as in version 0.1.0: what teachers say decides what is trained, which stays the same.
     """
-    if static_norms(module):
+    if any(isinstance(norm, _BatchNorm) for norm in static_norms(module).values()):
         source = inputs if statistics_of is None else statistics_of
         module = with_statistics(module, collect(module, source.split(AT_ONCE)))
     with evaluating(module):

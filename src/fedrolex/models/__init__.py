@@ -3,7 +3,7 @@
 from fedrolex.models.convnet import ConvNet
 from fedrolex.models.image_models import ImageModel
 from fedrolex.models.lenet import LeNet
-from fedrolex.models.norms import Norm, collect, evaluating, norm_parameters, static_norms, with_statistics
+from fedrolex.models.norms import Norm, by_batch, collect, evaluating, norm_parameters, static_norms, with_statistics
 from fedrolex.models.preresnet import PreResNet, preresnet18, preresnet34
 from fedrolex.models.represented import TOP, Represented
 from fedrolex.models.resnet import ResNet
@@ -12,5 +12,6 @@ from fedrolex.models.words import WordTransformer
 
 __all__ = [
     "TOP", "VGG", "ConvNet", "ImageModel", "LeNet", "Norm", "PreResNet", "Represented", "ResNet", "WordTransformer",
-    "collect", "evaluating", "norm_parameters", "preresnet18", "preresnet34", "static_norms", "with_statistics",
+    "by_batch", "collect", "evaluating", "norm_parameters", "preresnet18", "preresnet34", "static_norms",
+    "with_statistics",
 ]  # fmt: skip

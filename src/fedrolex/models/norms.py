@@ -3,7 +3,8 @@
 HeteroFL's static batch norm normalises every training batch by its own mean and variance and keeps nothing,
 so clients of different widths never exchange statistics. To evaluate, one pass over training data records what
 every norm sees. Clients can do it each on their own data and send count, mean and variance
-a channel: pooling them is exact. Any model works whose batch norms have ``track_running_stats=False``.
+a channel: pooling them is exact. Any model works whose batch norms have ``track_running_stats=False``, and so do
+sub-models that run from a traced graph.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from fedrolex.core import FedrolexError
+from fedrolex.slicing.submodel import GraphNorm
 
 GROUPS = 4
 Norm = Literal["static", "batch", "group", "none"]
@@ -61,9 +64,10 @@ class Moments:
 Statistics = Mapping[str, Moments]
 
 
-def static_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch norms of a model that keep no running statistics, by name."""
-    return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is None}
+def static_norms(model: nn.Module) -> dict[str, _BatchNorm | GraphNorm]:
+    """The batch norms of a model, or of a traced sub-model, that keep no running statistics, by name."""
+    every = {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm | GraphNorm)}
+    return {name: norm for name, norm in every.items() if norm.running_mean is None}
 
 
 def norm_parameters(model: nn.Module) -> list[str]:
@@ -128,7 +132,35 @@ def with_statistics(model: nn.Module, statistics: Statistics) -> nn.Module:
     for name, norm in static_norms(twin).items():
         if name not in statistics:
             raise FedrolexError(f"there are no statistics for norm {name!r}: collect them from this model")
-        like = norm.weight if norm.weight is not None else next(model.parameters())
+        weight = getattr(norm, "weight", None)
+        like = next(model.parameters()) if weight is None else weight
         norm.running_mean, norm.running_var = statistics[name].mean.to(like), statistics[name].variance.to(like)
-        norm.track_running_stats = True
+        if isinstance(norm, _BatchNorm):
+            norm.track_running_stats = True
     return twin
+
+
+class _Watching(TorchFunctionMode):
+    """While the mode is entered, notes of every batch norm whether it takes the statistics of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_batch: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Everything is done as it would be."""
+        kwargs = kwargs or {}
+        if "batch_norm" in getattr(func, "__name__", ""):
+            self.by_batch.append(bool(kwargs.get("training", args[5] if len(args) > 5 else True)))
+        return func(*args, **kwargs)
+
+
+def by_batch(model: nn.Module, inputs: Tensor) -> list[bool]:
+    """Of every batch norm that a model calls in evaluation mode: does it take the statistics of its batch?
+
+    Norms that are called as functions are seen, too. Where there is a True, scores depend on the batch.
+    """
+    watching = _Watching()
+    with evaluating(model), watching:
+        model(inputs)
+    return watching.by_batch

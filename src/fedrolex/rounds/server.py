@@ -57,6 +57,11 @@ class Server:
         return self.networks[MODEL]
 
     @property
+    def parameters(self) -> int:
+        """How many parameters the largest network has."""
+        return max(sum(p.numel() for p in network.module.parameters()) for network in self.networks.values())
+
+    @property
     def device(self) -> torch.device:
         """Where the server's tensors are."""
         return next(iter(self.state[MODEL].values())).device

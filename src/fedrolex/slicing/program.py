@@ -141,7 +141,7 @@ class Program:
 
 def compiled(graph: fx.Graph) -> Callable[..., tuple[Any, ...]]:
     """A graph as code, to be called as ``function(module, *inputs)``."""
-    attributes = {str(node.target): None for node in graph.nodes if node.op == "get_attr"}
+    attributes = {str(node.target): None for node in graph.nodes if node.op in ("get_attr", "call_module")}
     code = fx.GraphModule(attributes, graph, class_name="SubModelCode")
     return type(code).forward
 

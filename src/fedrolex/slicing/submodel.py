@@ -16,7 +16,9 @@ from fedrolex.slicing.axes import TensorLayout
 from fedrolex.slicing.capture import register
 from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.layout import shape
-from fedrolex.slicing.program import Program, compiled
+from fedrolex.slicing.program import Program, arguments_of, compiled
+
+NORMS = "slicing_norms"  # where a sub-model has the batch norms of its evaluation that were captured without statistics
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,11 @@ class Code:
     limits: Mapping[tuple[int, int], tuple[int, int]]
 
     @staticmethod
-    def of(program: Program, widths: Mapping[str, int], inputs: Inputs) -> Code:
-        """A program's code for these widths."""
+    def of(program: Program, widths: Mapping[str, int], inputs: Inputs, training: bool) -> Code:
+        """A program's code for these widths; in evaluation, batch norms can be given statistics."""
         graph = program.graph(widths)
+        if not training:
+            _call_norms(graph)
         return Code(graph, compiled(graph), inputs, program.captured.out_spec, program.captured.limits)
 
     def flat(self, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -44,6 +48,42 @@ class Code:
                 raise ValueError(f"{name} is {found}; this sub-model was traced for {low or 1} to {high}")
         with torch.set_grad_enabled(torch.is_grad_enabled()):  # restored even if a no_grad region raises
             return self.function(module, *tensors)
+
+
+class GraphNorm(nn.Module):
+    """A batch norm that was captured without statistics, in the evaluation of a sub-model.
+
+    It takes the statistics of the batch until it has ``running_mean`` and ``running_var`` of its own, ``(channels,)``:
+    see :mod:`fedrolex.models.norms`. In training it is not called: every batch has statistics of its own.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", None)
+        self.register_buffer("running_var", None)
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, cudnn: bool) -> Tensor:
+        """Normalised values, scaled and shifted; same shape."""
+        mean, variance = self.running_mean, self.running_var
+        return torch.batch_norm(x, weight, bias, mean, variance, mean is None, 0.0, eps, cudnn)
+
+
+def _call_norms(graph: fx.Graph) -> None:
+    """Turn the batch norms without statistics of a graph into calls of :class:`GraphNorm`, in place."""
+    static = [
+        node
+        for node in graph.nodes
+        if node.target is torch.ops.aten.batch_norm.default and arguments_of(node).get("running_mean") is None
+    ]
+    for place, node in enumerate(static):
+        named = arguments_of(node)
+        with graph.inserting_before(node):
+            given = tuple(named.get(name) for name in ("input", "weight", "bias", "eps", "cudnn_enabled"))
+            node.replace_all_uses_with(graph.call_module(f"{NORMS}.{place}", given))
+        graph.erase_node(node)
 
 
 class SubModel(nn.Module):
@@ -113,7 +153,7 @@ class GraphBuilder:
         """Code for training and evaluation at these widths."""
         key = tuple(sorted(widths.items()))
         if key not in self._code:
-            self._code[key] = {mode: Code.of(p, widths, self.inputs) for mode, p in self.programs.items()}
+            self._code[key] = {mode: Code.of(p, widths, self.inputs, mode) for mode, p in self.programs.items()}
         return self._code[key]
 
     def __call__(self, widths: Mapping[str, int], constants: Mapping[str, Tensor]) -> SubModel:
@@ -135,4 +175,7 @@ class GraphBuilder:
         for program in self.programs.values():
             for name, region in program.captured.modules.items():
                 register(module, name, region)
+        for node in module.slicing_code[False].graph.nodes:
+            if node.op == "call_module":
+                register(module, str(node.target), GraphNorm())
         return module

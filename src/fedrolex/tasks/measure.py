@@ -6,10 +6,9 @@ from inspect import signature
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.core import METRICS, FedrolexError, check_numbers, check_words
-from fedrolex.models import collect, static_norms, with_statistics
+from fedrolex.models import by_batch, collect, static_norms, with_statistics
 from fedrolex.tasks.task import Task
 
 Statistics = Literal["recalibrated", "test-batch"]
@@ -40,23 +39,25 @@ class Measure:
         for name in self.metrics:
             METRICS.find(name)
 
-    def __call__(self, task: Task, model: nn.Module, server: nn.Module) -> dict[str, Any]:
-        """Metrics of the server's model or of a sub-model of it.
+    def ready(self, task: Task, model: nn.Module) -> nn.Module:
+        """The model as it is measured: where its static norms are to be recalibrated, a copy that has statistics."""
+        if self.statistics == "test-batch" or not static_norms(model):
+            return model
+        return with_statistics(model, collect(model, task.some_inputs(self.calibration, self.batch)))
 
-        ``statistics`` among them says how batch norms were evaluated: as asked where they are static, ``running``
-        where they keep their own, null where there are none. A sub-model that
-        runs from a traced graph has no norms to recalibrate: it is measured on test batches.
+    def __call__(self, task: Task, model: nn.Module) -> dict[str, Any]:
+        """Metrics of a model.
+
+        ``statistics`` among them says what its batch norms did: ``recalibrated`` and ``running`` ones had statistics,
+        collected just now or in training; with ``test-batch`` at least one took those of every test batch (asked for,
+        or called as a function, which can be given none); null where there are none.
         """
-        used: str | None = None
-        if static_norms(server):
-            used = self.statistics if static_norms(model) else "test-batch"
-            if used == "recalibrated":
-                model = with_statistics(model, collect(model, task.some_inputs(self.calibration, self.batch)))
-        elif any(isinstance(module, _BatchNorm) for module in server.modules()):
-            used = "running"
+        ready = self.ready(task, model)
+        took = by_batch(ready, task.example())
+        used = ("test-batch" if any(took) else "recalibrated" if static_norms(model) else "running") if took else None
         how: dict[str, Any] = {"batch": self.batch, "apart": used == "test-batch"}
         if self.metrics:  # a task of one's own need not take them
             if "metrics" not in signature(task.evaluate).parameters:
                 raise FedrolexError(f"task {task.name} takes no evaluation.metrics: its evaluate() has no metrics")
             how["metrics"] = {name: METRICS.find(name) for name in self.metrics}
-        return {**task.evaluate(model, **how), "statistics": used}
+        return {**task.evaluate(ready, **how), "statistics": used}

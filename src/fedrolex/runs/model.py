@@ -1,0 +1,99 @@
+"""The models that come of a run, as they were measured: given, written at its end, read again."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from torch import Tensor, nn
+
+from fedrolex.core import FedrolexError, spread_over, threads_for
+from fedrolex.methods import Method
+from fedrolex.models import static_norms, with_statistics
+from fedrolex.models.norms import Moments
+from fedrolex.rounds import Server
+from fedrolex.runs import checkpoint
+from fedrolex.runs.hooks import calling
+from fedrolex.runs.training import Training
+from fedrolex.slicing import Capacity, exact
+from fedrolex.tasks import Measure
+
+
+@dataclass(frozen=True)
+class Models:
+    """Gives the model of a run that is judged, and the sub-models of its capacities.
+
+    Where statistics are recalibrated, every model has those of its own static norms, of the same training examples. All
+    are in evaluation mode and in memory of their own.
+    """
+
+    server: Server
+    method: Method
+    measure: Measure
+
+    @classmethod
+    def of(cls, training: Training) -> Self:
+        """The models of a training where it stands."""
+        return cls(training.server, training.method, training.measure)
+
+    def __call__(self, capacity: Capacity | None = None) -> nn.Module:
+        """The model that is judged or, of a capacity, the sub-model, as it is measured."""
+        server, measure = self.server, self.measure
+        with spread_over(threads_for(server.parameters)):
+            if capacity is None:
+                found = self.method.measured(server, measure)
+            else:
+                found = measure.ready(server.task, self._bare(capacity))
+        return copy.deepcopy(found).eval()
+
+    def write(self, folder: Path) -> None:
+        """Write the model that is judged into a run's folder and, where sub-models are measured, those."""
+        levels = self.method.sizes(self.server) if self.measure.submodels else []
+        parts = [level for level in levels if self.method.submodel(self.server, level) is not None]
+        for level in (None, *parts):
+            tensors = {name: tensor.clone() for name, tensor in _tensors(self(level)).items()}  # tied ones apart
+            checkpoint.write(path_of(folder, level), tensors, {"round": str(self.server.round)})
+
+    def read(self, folder: Path, capacity: Capacity | None = None) -> nn.Module | None:
+        """A model as it was written into a run's folder; None where there is none of the round the server is at."""
+        path = path_of(folder, capacity)
+        if not path.is_file():
+            return None
+        tensors, about = checkpoint.read(path)
+        if about.get("round") != str(self.server.round):
+            return None
+        bare = self._bare(capacity)
+        has = [name for name in static_norms(bare) if f"{name}.running_mean" in tensors]
+        found = {n: Moments(0, tensors[f"{n}.running_mean"], tensors[f"{n}.running_var"]) for n in has}
+        model = with_statistics(bare, found) if found else copy.deepcopy(bare).eval()
+        own = _tensors(model)
+        wrong = [n for n in {**own, **tensors} if n not in own or n not in tensors or own[n].shape != tensors[n].shape]
+        if wrong:
+            raise FedrolexError(f"{path} does not fit the run's model: look at tensor {wrong[0]!r}")
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+        return model
+
+    def _bare(self, capacity: Capacity | None) -> nn.Module:
+        """The model that is judged or, of a capacity, the sub-model, without statistics."""
+        if capacity is None:
+            with calling(self.method, "judged"):
+                return self.method.judged(self.server)
+        level, levels = exact(capacity), self.method.sizes(self.server)
+        if level not in levels:
+            raise FedrolexError(f"no client trains capacity {capacity}: give one of {', '.join(map(str, levels))}")
+        with calling(self.method, "submodel"):
+            found = self.method.submodel(self.server, level)
+        if found is None:
+            raise FedrolexError(f"{self.method.name} has no sub-models to give, only its model")
+        return found
+
+
+def path_of(folder: Path, capacity: Capacity | None = None) -> Path:
+    """The file of a run's model, or of the sub-model of a capacity."""
+    name = "model" if capacity is None else f"submodel-{exact(capacity)}".replace("/", "-")
+    return folder / f"{name}.safetensors"
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
