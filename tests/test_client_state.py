@@ -50,14 +50,15 @@ def test_going_back_to_a_checkpoint_finds_the_states_it_had(
     folder = tmp_path_factory.mktemp("states")
     states = ClientStates(folder, memory)
     wanted: dict[int, float] = {}
+    hash = ""
     for round, clients in enumerate(writes):
         if round == checkpoint:
-            states.save(round)
+            hash = states.save(round)
             wanted = {c: max((10 * r + c for r in range(round) if c in writes[r]), default=-1) for c in range(5)}
         for client in clients:
             states.put(client, round, state(10 * round + client))
     again = ClientStates(folder, memory)
-    again.restore(checkpoint)
+    again.restore(checkpoint, hash)
     for client, value in wanted.items():
         found = again.get(client)
         assert (found is None) == (value < 0)
