@@ -78,7 +78,7 @@ def test_everything_trains_from_the_command_line(installed: Path, tmp_path: Path
     )
     done = fedrolex("train", *words, "--out", "run", "--json", path=installed, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    (summary,) = json.loads(done.stdout)["runs"]
     assert summary["rounds"] == 2
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     metric = next(key for key in rows[-1] if "confidence" in key)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedrolex import (
+    ENGINES,
     Callback,
     Classification,
     Examples,
@@ -195,6 +197,7 @@ def test_killed_before_its_first_checkpoint_it_starts_again(tmp_path: Path, refe
         ({"client": {"lr": "fast"}}, "recipe key client.lr is 'fast' (str): expected float"),
         ({"rounds": True}, "recipe key rounds is True (bool): expected int"),
         ({"rounds": 0}, "rounds is 0: give at least 1"),
+        ({"rounds": 10**30}, f"rounds is {10**30}: give at most 1,000,000,000"),
         ({"client": 3}, "recipe client is 3"),
         ({"format": 3}, "recipe has format 3; this version reads 1 and 2"),
         ({"client": {"optimizer": "adm"}}, "client.optimizer is 'adm' (did you mean 'adam'?)"),
@@ -346,9 +349,65 @@ def test_several_seeds_and_json(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", *words, "--seeds", "4,5", "--out", str(tmp_path / "x"), "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert [one["seed"] for one in found] == [4, 5]
-    assert found[0]["method"] == "heterofl"
+    assert [one["seed"] for one in found["runs"]] == [4, 5]
+    assert found["runs"][0]["method"] == "heterofl"
     assert (tmp_path / "x" / "seed-5" / "recipe.yaml").is_file()
+    (mean,) = found["over_seeds"]
+    a, b = (one["global_accuracy"] for one in found["runs"])
+    assert (mean["method"], mean["seeds"]) == ("heterofl", [4, 5])
+    assert mean["global_accuracy"] == pytest.approx({"mean": (a + b) / 2, "std": abs(a - b) / 2**0.5})
+    assert not {"seed", "rounds", "run", "task"} & set(mean)
+
+
+def test_what_is_trained_does_not_change_the_shape_of_its_json(tmp_path: Path) -> None:
+    """One run, with and without what it is compared with, and resumed."""
+    words = settings([*SETTINGS[:3], "rounds=1", "task.limit=60"])
+    for compare, methods in (("false", 1), ("true", 4)):
+        folder = tmp_path / compare
+        commands = (["train", *words, "--set", f"compare={compare}", "--out", str(folder)], ["resume", str(folder)])
+        for command in commands:
+            found = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+            assert list(found) == ["runs", "over_seeds"]
+            assert [one["method"] for one in found["over_seeds"]] == [one["method"] for one in found["runs"]]
+            assert len(found["runs"]) == methods
+            first = found["runs"][0]["global_accuracy"]
+            assert found["over_seeds"][0]["global_accuracy"] == {"mean": first, "std": None}
+
+
+def test_the_table_ends_with_a_line_a_method_over_its_seeds(tmp_path: Path) -> None:
+    words = settings([*SETTINGS[:3], "rounds=1", "task.limit=60"])
+    result = CliRunner().invoke(app, ["train", *words, "--seeds", "4,5", "--out", str(tmp_path / "x")])
+    assert result.exit_code == 0, result.output
+    runs, below = [[line for line in part.splitlines() if "%" in line] for part in re.split("├.*┤", result.stdout)][-2:]
+    assert len(runs) == 8
+    below = [line for line in below if "2 seeds" in line]
+    assert [" ".join(line.split()[1:3]) for line in below] == [
+        "fedrolex │",
+        "everyone trains",
+        "only who",
+        "everyone trains",
+    ]
+    a, b = (json.loads((tmp_path / "x" / f"seed-{n}" / "summary.json").read_text())["global_accuracy"] for n in (4, 5))
+    assert f"{(a + b) / 2:.1%} ± {abs(a - b) / 2**0.5:.1%}" in below[0]
+
+
+def test_an_empty_folder_becomes_the_run(tmp_path: Path) -> None:
+    words = settings([*SETTINGS[:3], "rounds=1", "task.limit=60", "compare=false"])
+    for name, seeds in (("one", []), ("two", ["--seeds", "1,2"])):
+        (tmp_path / name).mkdir()
+        result = CliRunner().invoke(app, ["train", *words, *seeds, "--out", str(tmp_path / name)])
+        assert result.exit_code == 0, result.output
+    assert (tmp_path / "one" / "summary.json").is_file()
+    assert (tmp_path / "two" / "seed-2" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("words", [["--engine", "lop"], ["--set", "engine=lop"]])
+def test_a_wrong_engine_says_which_there_are(words: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["train", *words, "--out", str(tmp_path / "x")])
+    every = ", ".join(ENGINES.own())
+    assert str(result.exception).startswith(f"engine is 'lop' (did you mean 'loop'?): use one of {every}")
+    told = re.sub(r"[│\s]+", " ", CliRunner().invoke(app, ["train", "--help"], terminal_width=200).stdout)
+    assert f"How client work runs: {every}, or package.module:Name." in told
 
 
 def test_list_and_show() -> None:
@@ -376,6 +435,7 @@ def test_several_recipes_have_folders_of_their_own(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
+    found = found["runs"]
     assert [one["method"] for one in found] == ["digits-fedrolex", "mine-fedavg", "digits-fedrolex-2"]
     assert [Path(one["run"]).name for one in found] == [one["method"] for one in found]
     first, again = (checkpoints.read(Path(found[n]["run"]) / "checkpoint.safetensors")[0] for n in (0, 2))
@@ -555,7 +615,8 @@ def test_bytes_are_what_is_sent() -> None:
 def test_compared_runs_have_the_same_seeds(tmp_path: Path) -> None:
     words = [*settings([*SETTINGS[:3], "rounds=1"]), "--seeds", "7,8", "--out", str(tmp_path / "x"), "--json"]
     found = json.loads(CliRunner().invoke(app, ["train", *words]).stdout)
-    assert [one["seed"] for one in found] == [7, 8] * 4
+    assert [one["seed"] for one in found["runs"]] == [7, 8] * 4
+    assert [one["seeds"] for one in found["over_seeds"]] == [[7, 8]] * 4
 
 
 # --- callbacks ---
@@ -651,7 +712,8 @@ def test_all_numbers_are_on_the_board(tmp_path: Path) -> None:
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     tags = set(board.Tags()["scalars"])
-    assert {"train_loss", "global_accuracy", "top5", "drift/1", "clients", "bytes_up"} <= tags
+    assert {"train_loss", "loss", "global_accuracy", "top5", "drift/1", "clients"} <= tags
+    assert {"bytes_down", "bytes_up", "seconds"} <= tags
     assert not {"round", "void", "dropped"} & tags
     assert [event.step for event in board.Scalars("train_loss")] == [0, 1]
 
@@ -677,10 +739,9 @@ class Ensemble(FedAvg):
         return Both(server.loaded(), server.loaded())
 
 
-def test_what_comes_out_is_what_was_measured_and_of_a_part_the_whole() -> None:
+def test_what_comes_out_is_what_was_measured_and_the_whole_is_there_too() -> None:
     recipe = FEW.with_settings(["rounds=1", "method=fedavg", "method.width=1/2"])
     part = train(recipe)
-    assert part.axes.parameters() == sum(p.numel() for p in part.model.parameters())
-    small = part.axes.cut(part.model, Static().window(part.axes, round=0, capacity="1/2"))
-    assert sum(p.numel() for p in small.parameters()) == part.axes.parameters("1/2")
+    assert part.axes.parameters("1/2") == sum(p.numel() for p in part.model.parameters())
+    assert part.axes.parameters() == sum(p.numel() for p in part.whole.parameters())
     assert isinstance(train(replace(recipe, method=Ensemble())).model, Both)

@@ -151,7 +151,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     words = ["train", *settings, "--seeds", "1,2", "--at-once", "2", "--out", str(tmp_path / "run"), "--json"]
     done = CliRunner().invoke(app, [*words, "--device", "cpu", "--engine", "loop"])
     found = json.loads(done.stdout)
-    assert [summary["seed"] for summary in found] == [1, 2]
+    assert [summary["seed"] for summary in found["runs"]] == [1, 2]
     assert (tmp_path / "run" / "seed-2" / "summary.json").is_file()
 
 

@@ -8,7 +8,9 @@ from rich.console import Console
 
 from fedrolex.cli.console import remark, table
 from fedrolex.cli.figures import page
+from fedrolex.cli.seeds import number
 from fedrolex.runs import Run
+from fedrolex.tasks.metrics import score
 
 ACCURACIES = {
     "global_accuracy": "global accuracy",
@@ -19,6 +21,8 @@ ACCURACIES = {
     "accuracy_no_oov": "without unknown words",
     "accuracy_no_oov_no_eos": "and ends",
 }
+ERRORS = {"mean_absolute_error": "mean absolute error", "r2": "R²"}
+NAMES = ACCURACIES | ERRORS
 REMARKS = {
     "statistics": "batch norm statistics: {}",
     "unused_examples": "{:,} examples are with nobody",
@@ -27,64 +31,88 @@ REMARKS = {
     "dropped": "{:,} answers dropped",
     "labels_per_client": "{:.2f} labels a client",
 }
+SENT = ("bytes", "bytes_of_full_model")
 SPARE = ("training seconds", "local, masked", "validation", "local accuracy", "seed", "of full-model training")
 
 
-def show_results(screen: Console, results: list[dict[str, Any]], metrics: Sequence[str] = ()) -> None:
-    """A table of finished runs, with a column for each of the recipes' own ``metrics``."""
+def show_results(
+    screen: Console, results: list[dict[str, Any]], metrics: Sequence[str] = (), means: Sequence[dict[str, Any]] = ()
+) -> None:
+    """A table of finished runs, with a column for each of the recipes' own ``metrics``.
+
+    Below them the ``means``, see :func:`~fedrolex.cli.seeds.over_seeds`, of methods with several seeds.
+    """
+    rows = [*results, *(each for each in means if len(each["seeds"]) > 1)]
     shown = {key: heading for key, heading in ACCURACIES.items() if any(result.get(key) for result in results)}
     if all(result.get("local_accuracy_masked") == result.get("local_accuracy") for result in results):
         shown.pop("local_accuracy_masked", None)  # every client holds every class
-    columns = {"": [str(result["method"]) for result in results], "seed": [str(result["seed"]) for result in results]}
+    seeds = [str(row["seed"]) if "seed" in row else f"{len(row['seeds'])} seeds" for row in rows]
+    columns = {"": [str(row["method"]) for row in rows], "seed": seeds}
     for key, heading in shown.items():
-        columns[heading] = ["" if result.get(key) is None else f"{result[key]:.1%}" for result in results]
-    for name in metrics:
-        columns[name] = ["" if result.get(name) is None else f"{result[name]:.3g}" for result in results]
-    columns["sent"] = [f"{result['bytes'] / 2**20:.1f} MiB" for result in results]
-    parts = [result["bytes"] / max(1, result["bytes_of_full_model"]) for result in results]
-    columns["of full-model training"] = [f"{part:.1%}" for part in parts]
-    columns["training seconds"] = [f"{result['seconds']:.0f}" for result in results]
+        columns[heading] = [number(row.get(key), ".1%") for row in rows]
+    headings = {key: heading for key, heading in ERRORS.items() if any(key in result for result in results)}
+    for name, heading in (headings | {name: name for name in metrics}).items():
+        columns[heading] = [number(row.get(name), ".3g") for row in rows]
+    columns["sent"] = [f"{number(row['bytes'], '.1f', 2**20)} MiB" for row in rows]
+    columns["of full-model training"] = [f"{_part(row):.1%}" for row in rows]
+    columns["training seconds"] = [number(row["seconds"], ".0f") for row in rows]
     for spare in (*SPARE, None):  # what a narrow screen can do without
         wide = [max(len(word) for word in (*heading.split(), *cells, "")) for heading, cells in columns.items()]
         if spare is None or sum(wide) + 3 * len(wide) + 1 <= screen.width:
             break
         columns.pop(spare, None)
-    made = table(columns, list(zip(*columns.values(), strict=True)), words=1)
+    made = table(columns, list(zip(*columns.values(), strict=True)), words=1, ends=[len(results) - 1])
     made.columns[0].no_wrap = True
     screen.print(made)
     for result in results:
         measured = result.get("submodels")
         if measured:
-            sizes = ", ".join(f"{capacity}: {value:.1%}" for capacity, value in measured.items())
-            screen.print(f"sub-models of {result['method']}, global accuracy: {sizes}", highlight=False)
+            by = score(result)
+            sizes = ", ".join(f"{capacity}: {in_words(by, value)}" for capacity, value in measured.items())
+            screen.print(f"sub-models of {result['method']}, {NAMES[by]}: {sizes}", highlight=False)
     first = results[0]
     if remarks := [said.format(first[key]) for key, said in REMARKS.items() if first.get(key)]:
         remark(screen, "; ".join(remarks))
     screen.print(f"run: {first['run']}", style="dim", highlight=False, soft_wrap=True)
 
 
+def _part(row: dict[str, Any]) -> float:
+    """What was sent, as a part of what training the full model would have sent."""
+    sent, full = (row[key]["mean"] if isinstance(row[key], dict) else row[key] for key in SENT)
+    return float(sent / max(1, full))
+
+
+def in_words(by: str, value: float | None) -> str:
+    """What models are compared by, as it is shown: an accuracy in percent, R² as it is."""
+    return "" if value is None else f"{value:.1%}" if by in ACCURACIES else f"{value:.3f}"
+
+
 def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
     """One line: did the first method beat what the fleet could do without it? The last one is out of reach."""
+    by = score(results[0])
 
     def mean(what: str) -> float:
-        found = [float(result["global_accuracy"]) for result in results if result["method"] == what]
-        return sum(found) / len(found)
+        found = [float("-inf") if result[by] is None else result[by] for result in results if result["method"] == what]
+        return float(sum(found) / len(found))
 
     best = max(methods[1:-1], key=mean)
-    gap = 100 * (mean(methods[0]) - mean(best))
+    gap = mean(methods[0]) - mean(best)
+    far = f"{100 * abs(gap):.1f} points" if by in ACCURACIES else f"{abs(gap):.3f} in {NAMES[by]}"
     if gap > 0:
-        return f"{methods[0]} beats the best this fleet could do without it ({best}) by {gap:.1f} points."
-    return f"Here the fleet does better without it: {best}, by {-gap:.1f} points."
+        return f"{methods[0]} beats the best this fleet could do without it ({best}) by {far}."
+    return f"Here the fleet does better without it: {best}, by {far}."
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy over rounds of several runs."""
+    """Accuracy, or R², over rounds of several runs."""
+    by = score(results[0])
     with page(path, 1, (7, 4), "both") as axes:
         for place, result in enumerate(results):
-            rows = [row for row in Run.open(Path(result["run"])).rows() if "global_accuracy" in row]
+            rows = [row for row in Run.open(Path(result["run"])).rows() if row.get(by) is not None]
             style = {"linewidth": 2.2} if place == 0 else {"linewidth": 1.2, "linestyle": "--"}
-            places, values = [r["round"] + 1 for r in rows], [r["global_accuracy"] for r in rows]
+            places, values = [r["round"] + 1 for r in rows], [r[by] for r in rows]
             axes.plot(places, values, label=result["method"], marker="o", markersize=3, **style)
-        axes.set(xlabel="round", ylabel="accuracy on unseen examples", ylim=(0, 1))
+        axes.set(xlabel="round", ylabel=f"{'accuracy' if by in ACCURACIES else NAMES[by]} on unseen examples")
+        axes.set_ylim(0 if by in ACCURACIES else None, 1)
         axes.locator_params(axis="x", integer=True)
         axes.legend(frameon=False, fontsize=8)
