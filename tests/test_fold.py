@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -113,6 +117,85 @@ def test_rows_count_only_where_the_window_holds_them() -> None:
     assert fold.average()["v"].tolist() == [9.0, 0.0, 0.0, 0.0, 8.0]
 
 
+MASK = [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [2, 0], (0, 2), {0, 2}, range(0, 4, 2), np.array([0, 2], dtype=np.uint8), [np.int32(0), np.int64(2)],
+        torch.tensor([2, 0, 2]), torch.tensor([0, 2], dtype=torch.int32), MASK, np.array(MASK), torch.tensor(MASK),
+    ],
+)  # fmt: skip
+def test_rows_are_indices_or_a_mask_of_any_kind(rows: Any) -> None:
+    base = base_of(MATRIX)
+    part = {n: torch.randn_like(t) for n, t in base.items()}
+    for together in (False, True):
+        fold = Fold(MATRIX, base)
+        if together:
+            fold.add_all([0], [part], WHOLE, [1.0], [{"classes": rows}])
+        else:
+            fold.add(0, part, WHOLE, rows={"classes": rows})
+        head = fold.average()["head"]
+        assert torch.equal(head[[0, 2]], part["head"][[0, 2]])
+        assert torch.equal(head[[1, 3]], base["head"][[1, 3]])
+
+
+@pytest.mark.parametrize("rows", [[], torch.tensor([], dtype=torch.int64), [False] * 4])
+def test_no_rows_are_none(rows: Any) -> None:
+    base = base_of(MATRIX)
+    fold = Fold(MATRIX, base)
+    fold.add(0, {n: t + 1 for n, t in base.items()}, WHOLE, rows={"classes": rows})
+    new = fold.average()
+    assert torch.equal(new["head"], base["head"])
+    assert torch.equal(new["b"], base["b"] + 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([0.5], r"rows of classes are \[0.5\]: give whole numbers from 0 to 3, or a mask of 4 booleans"),
+        ([1.0, 2.0], "give whole numbers"),
+        (torch.tensor([1.0]), "give whole numbers"),
+        (torch.tensor([1.0], dtype=torch.bfloat16), "give whole numbers"),
+        (np.array([1.5]), "give whole numbers"),
+        ([True, 2], "give whole numbers"),
+        (["a"], "give whole numbers"),
+        ("ab", "give whole numbers"),
+        ([None], "give whole numbers"),
+        ([[0], [1, 2]], "give whole numbers"),
+        (torch.tensor([[0, 1]]), "give whole numbers"),
+        (torch.tensor(1), "give whole numbers"),
+        (torch.zeros(2, dtype=torch.int64, device="meta"), "give whole numbers"),
+        (3, "give whole numbers"),
+        ({0: 1}, "give whole numbers"),
+        ((i for i in [0, 1]), "give whole numbers"),
+        ([10**30], "give whole numbers"),
+        ([-1], "outside 0..3"),
+        (torch.tensor([4]), "outside 0..3"),
+        ([True, False], "a mask of 2 booleans: give 4"),
+        (torch.ones(5, dtype=torch.bool), "a mask of 5 booleans: give 4"),
+    ],
+)
+def test_rows_of_anything_else_are_refused(rows: Any, says: str) -> None:
+    base = base_of(MATRIX)
+    fold = Fold(MATRIX, base)
+    with pytest.raises(FedrolexError, match=f"client 0: .*{says}"):
+        fold.add(0, base, WHOLE, rows={"classes": rows})
+    with pytest.raises(FedrolexError, match="rows is a list: give indices by axis"):
+        fold.add(0, base, WHOLE, rows=[1])  # type: ignore[arg-type]
+    fold.add(0, base, WHOLE)
+
+
+def test_rows_of_every_client_count_when_added_together() -> None:
+    """Only the second client names an axis."""
+    base = base_of(MATRIX, 0.0)
+    parts = [{n: torch.full_like(t, value) for n, t in base.items()} for value in (1.0, 3.0)]
+    fold = Fold(MATRIX, base)
+    fold.add_all([0, 1], parts, WHOLE, [1.0, 1.0], [{}, {"classes": [1]}])
+    assert fold.average()["head"][:, 0].tolist() == [1.0, 2.0, 1.0, 1.0]
+
+
 def test_integer_tensors_are_never_averaged() -> None:
     from dataclasses import replace
 
@@ -188,6 +271,48 @@ def test_updates_that_wait_are_kept_as_they_were_sent() -> None:
     fold.add("a", {"v": torch.tensor([2.0])}, WHOLE)
     assert fold.average()["v"].item() == 4.0
     assert fold.clients == ["a", "b"]
+
+
+def test_rows_that_wait_are_kept_as_they_were_sent() -> None:
+    fold, rows = Fold(vector(2), {"v": torch.zeros(2)}, order=["a", "b"]), torch.tensor([0])
+    fold.add("b", {"v": torch.ones(2)}, WHOLE, rows={"k": rows})
+    rows.fill_(1)
+    fold.skip("a")
+    assert fold.average()["v"].tolist() == [1.0, 0.0]
+
+
+def ordered() -> Fold:
+    """Of a, b, c and d: b has sent its update, c was skipped; a and d are awaited."""
+    fold = Fold(vector(1), {"v": torch.zeros(1)}, order=["a", "b", "c", "d"])
+    fold.add("b", {"v": torch.tensor([6.0])}, WHOLE)
+    fold.skip("c")
+    return fold
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (lambda fold: fold.add("c", {"v": torch.ones(1)}, WHOLE), "client 'c': was skipped already"),
+        (lambda fold: fold.skip("b"), "client 'b': has sent an update already"),
+        (lambda fold: fold.skip("c"), "client 'c': was skipped already"),
+        (lambda fold: fold.add("b", {"v": torch.ones(1)}, WHOLE), "client 'b': has sent an update already"),
+        (lambda fold: fold.skip("z"), "client 'z': is not in the order"),
+    ],
+)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_client_is_added_or_skipped_once_and_a_mistake_costs_no_round(after: bool, mistake: Any, says: str) -> None:
+    """Before it is a client's turn, and after it."""
+    fold = ordered()
+    if after:
+        fold.add("a", {"v": torch.tensor([2.0])}, WHOLE)
+    with pytest.raises(FedrolexError, match=says):
+        mistake(fold)
+    if not after:
+        fold.add("a", {"v": torch.tensor([2.0])}, WHOLE)
+    fold.skip("d")
+    assert fold.average()["v"].item() == 4.0
+    with pytest.raises(FedrolexError, match="has ended"):
+        fold.skip("d")
 
 
 # --- properties ---
@@ -291,18 +416,32 @@ def test_a_bad_update_is_refused_in_one_line_and_changes_nothing(spoil: object, 
     assert all(torch.equal(t, base[n]) for n, t in fold.average().items())
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_bad_weights_are_refused(weight: float) -> None:
+BAD = [0.0, -1.0, float("nan"), float("inf"), -(10**400), 10**400, 10**5000, Fraction(1, 10**5000), 1e39, 1e-60, "1"]
+
+
+@pytest.mark.parametrize("weight", [*BAD, None], ids=range(len(BAD) + 1))
+def test_bad_weights_are_refused(weight: Any) -> None:
     part, window = good()
+    fold = Fold(MATRIX, base_of(MATRIX))
+    with pytest.raises(FedrolexError, match=r"client 0: weight \S+ is not a positive number"):
+        fold.add(0, part, window, weight)
+    with pytest.raises(FedrolexError, match=r"client 0: weight \S+ is not a positive number"):
+        fold.add(0, part, window, dict.fromkeys(part, 1.0) | {"w": weight})
+
+
+@pytest.mark.parametrize("divisor", BAD, ids=range(len(BAD)))
+def test_a_bad_divisor_is_refused_before_the_round(divisor: Any) -> None:
     with pytest.raises(FedrolexError, match="not a positive number"):
-        Fold(MATRIX, base_of(MATRIX)).add(0, part, window, weight)
+        Fold(MATRIX, base_of(MATRIX), normaliser="expected", expected=divisor)
+    with pytest.raises(FedrolexError, match="not a positive number"):
+        Fold(MATRIX, base_of(MATRIX), normaliser="expected", expected={"w": 1.0})
 
 
 def test_a_client_counts_once() -> None:
     part, window = good()
     fold = Fold(MATRIX, base_of(MATRIX))
     fold.add(0, part, window)
-    with pytest.raises(FedrolexError, match="two updates"):
+    with pytest.raises(FedrolexError, match="client 0: has sent an update already"):
         fold.add(0, part, window)
 
 
@@ -312,6 +451,8 @@ def test_a_client_counts_once() -> None:
         (lambda: Fold(MATRIX, base_of(MATRIX), normaliser="mean"), "normaliser"),  # type: ignore[arg-type]
         (lambda: Fold(MATRIX, base_of(MATRIX), normaliser="expected"), "expected="),
         (lambda: Fold(MATRIX, base_of(MATRIX), order=[1]).skip(2), "not in the order"),
+        (lambda: Fold(MATRIX, base_of(MATRIX), order=[1, 2, 1]), "names client 1 twice"),
+        (lambda: Fold(MATRIX, base_of(MATRIX)).skip(2), "a fold without an order"),
         (lambda: Fold(MATRIX, base_of(MATRIX)).add(0, good()[0], good()[1], rows={"z": [1]}), "no axis 'z'"),
         (
             lambda: Fold(MATRIX, base_of(MATRIX)).add(0, good()[0], good()[1], rows={"classes": [9]}),

@@ -10,7 +10,8 @@ from fedrolex.rounds.engine import Averaged, Engine
 from fedrolex.rounds.finite import not_finite
 from fedrolex.rounds.server import State
 from fedrolex.slicing import Fold, Window
-from fedrolex.slicing.fold import Normaliser, Rows
+from fedrolex.slicing.fold import Normaliser
+from fedrolex.slicing.rows import Rows
 
 Seen = Callable[[Sequence[Upload]], None]
 

@@ -7,9 +7,9 @@ For every position, over the clients that hold it::
 A :class:`Fold` streams: it keeps one sum and one (smaller) count a tensor, whatever the cohort.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from numbers import Real
 from typing import Literal
 
@@ -20,12 +20,14 @@ from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import Axes, Tensors
 from fedrolex.slicing.layout import refs, shape
 from fedrolex.slicing.regions import regions
+from fedrolex.slicing.rows import Rows, trained_rows
 from fedrolex.slicing.windows import Span, Window, pick
 
 PENDING = 16
 Normaliser = Literal["per_position", "cohort", "expected"]
 Weight = float | Mapping[str, float]
-Rows = Mapping[str, Sequence[int]]
+SENT, SKIPPED = "has sent an update", "was skipped"
+WEIGHTS = torch.finfo(torch.float32)  # sums are taken in it
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class _Update:
     part: Tensors
     window: Window
     weight: Weight
-    rows: Rows | None
+    rows: Mapping[str, list[int]] | None
 
 
 class Fold:
@@ -48,7 +50,7 @@ class Fold:
         expected: the divisor, one for all tensors or one for each, for ``normaliser="expected"``.
         order: client ids in the order to fold them in. Updates that arrive before their turn wait, so
             that the result does not depend on the order of arrival; memory is then the model plus
-            what waits.
+            what waits. Every client of the order is added or skipped, once.
     """
 
     def __init__(
@@ -64,12 +66,15 @@ class Fold:
             raise FedrolexError(f"normaliser {normaliser!r} is unknown: use per_position, cohort or expected")
         if (normaliser == "expected") != (expected is not None):
             raise FedrolexError("normaliser 'expected' needs expected=, the divisor, and only it does")
+        if order is not None and len(set(order)) < len(order):
+            twice = next(client for place, client in enumerate(order) if client in order[:place])
+            raise FedrolexError(f"the order of the fold names client {twice!r} twice")
         axes.check_whole(base)
         self.axes = axes
         self.base = {name: tensor for name, tensor in base.items() if axes.tensors[name].floating}
         self._integers = {name: tensor for name, tensor in base.items() if name not in self.base}
         self.normaliser = normaliser
-        self.expected = expected
+        self._expected = {} if expected is None else {n: _weight(expected, n, "expected") for n in self.base}
         self.clients: list[Hashable] = []
         self._sums = {name: _zeros(tensor, tensor.shape) for name, tensor in self.base.items()}
         self._counts = {n: _zeros(tensor, shape(axes.counted(n), axes.full)) for n, tensor in self.base.items()}
@@ -79,6 +84,7 @@ class Fold:
         self._order = None if order is None else list(order)
         self._next = 0
         self._waiting: dict[Hashable, _Update | None] = {}
+        self._heard: dict[Hashable, str] = {}  # what every client did that was added or skipped
         self._new: dict[str, Tensor] | None = None
 
     # --- taking updates in ---
@@ -93,17 +99,20 @@ class Fold:
             part: the window's part of every floating tensor of ``base``; integer tensors are ignored.
             window: the window this client was given.
             weight: the client's weight, or one for each tensor.
-            rows: axis name to the indices the client really trained (its own classes, its own words);
-                other positions of that axis do not count.
+            rows: axis name to the indices the client really trained (its own classes, its own words): whole
+                numbers, or a mask with a boolean for every index of the axis; a list, array or tensor. Other
+                positions of that axis do not count.
         """
         self.check(client, part, window, weight, rows)
+        trained = trained_rows(rows, self.axes)
+        self._heard[client] = SENT
         if self._order is None:
-            self._fold(_Update(part, window, weight, rows))
+            self._fold(_Update(part, window, weight, trained))
             self.clients.append(client)
             return
         due = self._order[self._next : self._next + 1] == [client]
         kept = part if due else {name: tensor.clone() for name, tensor in part.items()}
-        self._waiting[client] = _Update(kept, window, weight, rows)
+        self._waiting[client] = _Update(kept, window, weight, trained)
         self._advance()
 
     def add_all(
@@ -123,7 +132,9 @@ class Fold:
             raise FedrolexError("a fold with an order takes one update at a time")
         for place, (client, part, weight) in enumerate(zip(clients, parts, weights, strict=True)):
             self.check(client, part, window, weight, None if rows is None else rows[place])
-        apart = {name for name in self.base if rows is not None and self._mentioned(name, rows[0])}
+        trained = [None if rows is None else trained_rows(rows[place], self.axes) for place in range(len(clients))]
+        named = {axis for each in trained for axis in each or ()}
+        apart = {name for name in self.base if self._mentioned(name, named)}
         names = [name for name in self.base if name not in apart]
         with torch.no_grad():
             total = [part.to(self._sums[name].dtype) for name, part in ((n, parts[0][n]) for n in names)]
@@ -134,20 +145,26 @@ class Fold:
                 self._place(name, summed, window, 1.0, float(sum(weights)))
                 self._total[name] += float(sum(weights))
             for place, part in enumerate(parts):
-                update = _Update(part, window, float(weights[place]), None if rows is None else rows[place])
+                update = _Update(part, window, float(weights[place]), trained[place])
                 for name in apart:
                     self._fold_tensor(name, update)
         self.clients += clients
+        self._heard |= dict.fromkeys(clients, SENT)
 
-    def _mentioned(self, name: str, rows: Rows) -> set[str]:
+    def _mentioned(self, name: str, rows: Collection[str]) -> set[str]:
         """The axes of a tensor that ``rows`` are given for."""
         return {axis for dim in self.axes.tensors[name].dims for axis in refs(dim) if axis in rows}
 
     def skip(self, client: Hashable) -> None:
         """Say that a client of ``order`` will not report."""
-        if self._order is None or client not in self._order:
-            raise FedrolexError(f"client {client!r} is not in the order of this fold")
-        self._waiting.setdefault(client, None)
+        try:
+            self._check_client(client)
+        except FedrolexError as error:
+            raise FedrolexError(f"client {client!r}: {error}") from None
+        if self._order is None:
+            raise FedrolexError("a fold without an order waits for nobody: there is no client to skip")
+        self._heard[client] = SKIPPED
+        self._waiting[client] = None
         self._advance()
 
     def check(
@@ -159,18 +176,22 @@ class Fold:
         except FedrolexError as error:
             raise FedrolexError(f"client {client!r}: {error}") from None
 
-    def _check(self, client: Hashable, part: Tensors, window: Window, weight: Weight, rows: Rows | None) -> None:
+    def _check_client(self, client: Hashable) -> None:
+        """Raise unless the client may be added or skipped now."""
         if self._new is not None:
             raise FedrolexError("this fold has ended: start a new one every round")
+        if client in self._heard:
+            raise FedrolexError(f"{self._heard[client]} already: each client is added or skipped once")
+        if self._order is not None and client not in self._order:
+            raise FedrolexError("is not in the order of this fold")
+
+    def _check(self, client: Hashable, part: Tensors, window: Window, weight: Weight, rows: Rows | None) -> None:
+        self._check_client(client)
         if not isinstance(part, Mapping):
             kind = type(part).__name__
             raise FedrolexError(f"the update is a {kind}: give tensors by name, e.g. axes.state(module, window)")
         if not isinstance(window, Window):
             raise FedrolexError(f"the window is a {type(window).__name__}: give the Window this client was cut with")
-        if client in self.clients or client in self._waiting:
-            raise FedrolexError("sent two updates")
-        if self._order is not None and client not in self._order:
-            raise FedrolexError("is not in the order of this fold")
         sent = {name for name in part if name not in self._integers}
         odd = sorted(sent ^ set(self.base))
         if odd:
@@ -182,13 +203,8 @@ class Fold:
                 raise FedrolexError(f"{name} holds {tensor.dtype}, not real numbers")
             if tensor.is_meta or tensor.layout is not torch.strided:
                 raise FedrolexError(f"{name} is {'on the meta device' if tensor.is_meta else 'sparse'}: send values")
-            share = weight.get(name) if isinstance(weight, Mapping) else weight
-            if not (isinstance(share, Real) and isfinite(share) and share > 0):
-                raise FedrolexError(f"weight {share!r} is not a positive number")
-        for axis, indices in (rows or {}).items():
-            size = self.axes[axis].size
-            if any(not 0 <= index < size for index in indices):
-                raise FedrolexError(f"rows of {axis} name an index outside 0..{size - 1}")
+            _weight(weight, name)
+        trained_rows(rows, self.axes)
 
     def _advance(self) -> None:
         assert self._order is not None
@@ -207,7 +223,7 @@ class Fold:
 
     def _fold_tensor(self, name: str, update: _Update) -> None:
         part, window = update.part[name], update.window
-        weight = float(update.weight[name] if isinstance(update.weight, Mapping) else update.weight)
+        weight = _weight(update.weight, name)
         self._total[name] += weight
         if update.rows is not None:
             narrowed = self._narrow(name, part, window, update.rows)
@@ -232,7 +248,9 @@ class Fold:
             if region.shape == region.full:
                 self._covered.add(name)
 
-    def _narrow(self, name: str, part: Tensor, window: Window, rows: Rows) -> tuple[Tensor, Window] | None:
+    def _narrow(
+        self, name: str, part: Tensor, window: Window, rows: Mapping[str, list[int]]
+    ) -> tuple[Tensor, Window] | None:
         """The rows of ``part`` that count, and the window they lie in; None where there are none."""
         mentioned = self._mentioned(name, rows)
         if not mentioned:
@@ -287,11 +305,7 @@ class Fold:
             if bare is None or not bool(bare.any()):
                 return sums.div_(counts).to(base.dtype)
             return torch.where(bare, base, sums.div_(counts.masked_fill(bare, 1)).to(base.dtype))
-        if self.normaliser == "cohort":
-            divisor = self._total[name]
-        else:
-            assert self.expected is not None
-            divisor = float(self.expected[name] if isinstance(self.expected, Mapping) else self.expected)
+        divisor = self._total[name] if self.normaliser == "cohort" else self._expected[name]
         step = (sums - counts * base) / (divisor or 1.0)
         return torch.where(counts == 0, base, (base + step).to(base.dtype))
 
@@ -300,3 +314,18 @@ def _zeros(like: Tensor, sizes: Sequence[int]) -> Tensor:
     """An accumulator: float32 at least."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     return torch.zeros(sizes, dtype=dtype, device=like.device)
+
+
+def _weight(weight: Weight, name: str, what: str = "weight") -> float:
+    """The weight of a tensor, a positive number; FedrolexError for anything else."""
+    given = weight.get(name) if isinstance(weight, Mapping) else weight
+    if not isinstance(given, Real):
+        raise FedrolexError(f"{what} {given!r} is not a positive number")
+    try:
+        number = float(given)
+    except OverflowError:
+        number = inf
+    if not WEIGHTS.tiny <= number <= WEIGHTS.max:
+        limits = f"from {WEIGHTS.tiny:.0e} to {WEIGHTS.max:.0e}"
+        raise FedrolexError(f"{what} {number:g} is not a positive number {limits}")
+    return number
