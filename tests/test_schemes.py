@@ -301,6 +301,8 @@ def test_a_contiguous_list_becomes_a_run(size: int, data: st.DataObject) -> None
         (lambda: pick([1, 1], 8), "twice"),
         (lambda: pick([8], 8), "index 8"),
         (lambda: Rolling(overlap=2), "overlap"),
+        (lambda: Rolling(overlap="1/0"), "overlap '1/0' is not a number"),
+        (lambda: Rolling(overlap="1e-999999999"), "overlap '1e-999999999' is not a number"),
         (lambda: Rolling(rounding="up"), "rounding"),  # type: ignore[arg-type]
         (lambda: Random(scope="fleet"), "scope"),  # type: ignore[arg-type]
         (lambda: Rolling().window(one(4), round=-1, capacity="1"), "not a whole number"),

@@ -501,6 +501,20 @@ def test_layouts_survive_json_and_cut_without_the_graph() -> None:
         copied.cut(model, window)
 
 
+def nested(depth: int) -> str:
+    """Axes with a layout of so many parts inside parts."""
+    dims = '{"prod": [' * depth + "1" + "]}" * depth
+    tensor = f'{{"dims": [{dims}], "role": "parameter", "reads": [], "floating": true}}'
+    return f'{{"format": 1, "axes": {{}}, "tensors": {{"t": {tensor}}}, "aliases": {{}}, "frozen": [], "notes": []}}'
+
+
+def test_a_layout_of_a_hundred_parts_inside_parts_can_be_used() -> None:
+    axes = Axes.from_json(nested(100))
+    assert axes.shape("t") == (1,)
+    assert axes.take({"t": torch.ones(1)}, WHOLE)["t"].tolist() == [1.0]
+    assert Axes.from_json(axes.to_json()).encode() == axes.encode()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -508,7 +522,13 @@ def test_layouts_survive_json_and_cut_without_the_graph() -> None:
         ("[]", "expected a JSON object"),
         ('{"format": 2}', "format 2, this version reads 1"),
         ('{"format": 1}', "damaged"),
+        ("[" * 100_000 + "]" * 100_000, "not JSON: maximum recursion depth"),
+        ('{"format": ' + "1" * 5000 + "}", "not JSON: Exceeds the limit"),
+        ('{"layouts": [1]}', "format None, this version reads 1"),
+        (nested(100_000), "not JSON: maximum recursion depth"),
+        (nested(101), "parts are nested more than 100 deep"),
     ],
+    ids=range(9),
 )
 def test_damaged_layouts_are_refused_in_one_line(text: str, says: str) -> None:
     with pytest.raises(FedrolexError, match=says):

@@ -300,7 +300,7 @@ class Axes:
     def decode(data: Mapping[str, Any]) -> Axes:
         """Inverse of :meth:`encode`; a newer format or damaged data is refused in one line."""
         data = data.get("layouts", data)
-        found = data.get("format")
+        found = data.get("format") if isinstance(data, Mapping) else None
         if found != FORMAT:
             raise FedrolexError(f"axes have format {found!r}, this version reads {FORMAT}: update it, or trace again")
         try:
@@ -336,7 +336,7 @@ class Axes:
         """Inverse of :meth:`to_json`; also reads what ``fedrolex slice --json`` printed."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise FedrolexError(f"not JSON: {error}") from error
         if not isinstance(data, dict):
             raise FedrolexError("not axes data: expected a JSON object")

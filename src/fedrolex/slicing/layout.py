@@ -14,6 +14,7 @@ Every question about a cut (how wide, which indices, which memory) is a fold ove
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -54,6 +55,7 @@ class Cat:
 
 
 Layout = Fixed | Ref | Prod | Cat
+DEEPEST = 100  # parts inside parts; those of real models are a few deep
 
 
 def size(layout: Layout, widths: Mapping[str, int]) -> int:
@@ -128,8 +130,10 @@ def encode(layout: Layout) -> Any:
             return {"cat": [encode(part) for part in parts]}
 
 
-def decode(data: Any) -> Layout:
-    """Inverse of :func:`encode`; refuses anything else in one line."""
+def decode(data: Any, deepest: int = DEEPEST) -> Layout:
+    """Inverse of :func:`encode`; refuses anything else in one line, also parts in more than ``deepest`` others."""
+    if deepest < 0:
+        raise FedrolexError(f"not a layout: parts are nested more than {DEEPEST} deep")
     match data:
         case bool():
             pass
@@ -138,10 +142,10 @@ def decode(data: Any) -> Layout:
         case str():
             return Ref(data)
         case {"prod": [*parts], **rest} if not rest:
-            return Prod(tuple(decode(part) for part in parts))
+            return Prod(tuple(decode(part, deepest - 1) for part in parts))
         case {"cat": [*parts], **rest} if not rest:
-            return Cat(tuple(decode(part) for part in parts))
-    raise FedrolexError(f"not a layout: {data!r} (expected an integer, an axis name, a prod or a cat)")
+            return Cat(tuple(decode(part, deepest - 1) for part in parts))
+    raise FedrolexError(f"not a layout: {reprlib.repr(data)} (expected an integer, an axis name, a prod or a cat)")
 
 
 def show(layout: Layout) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from fedrolex.core import FedrolexError, check_words, sample
 from fedrolex.slicing.axes import Axes, Axis
-from fedrolex.slicing.windows import Arc, Capacity, Pick, Rounding, Span, Window, exact, pick, width
+from fedrolex.slicing.windows import Arc, Capacity, Pick, Rounding, Span, Window, exact, fraction, pick, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +75,7 @@ class Rolling(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            overlap = Fraction(str(self.overlap))
-        except ValueError:
-            raise FedrolexError(f"overlap {self.overlap!r} is not a number") from None
-        if not 0 <= overlap <= 1:
+        if not 0 <= fraction(self.overlap, "overlap") <= 1:
             raise FedrolexError(f"overlap {self.overlap} is outside [0, 1]")
         if self.offset is not None and not callable(self.offset):
             raise FedrolexError(f"offset {self.offset!r} is not a function: give e.g. spread(clients)")
@@ -199,8 +195,8 @@ class Ordered(Static):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for fraction in self.widths:
-            exact(fraction)
+        for part in self.widths:
+            exact(part)
 
     def inner(self, axes: Axes, beta: Capacity, p: Capacity) -> Window:
         """The window of width ``p`` inside the sub-model of capacity ``beta``, on the sub-model's own axes."""

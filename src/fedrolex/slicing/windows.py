@@ -179,7 +179,15 @@ WHOLE = Window({})
 
 
 def exact(value: Capacity) -> Fraction:
-    """A capacity (or any share of an axis) as an exact fraction in (0, 1].
+    """A capacity (or any share of an axis) as an exact fraction in (0, 1]; see :func:`fraction`."""
+    found = fraction(value, "capacity")
+    if not 0 < found <= 1:
+        raise FedrolexError(f"capacity {value} is outside (0, 1]: give a fraction such as 1/4, or 0.25")
+    return found
+
+
+def fraction(value: Capacity, what: str) -> Fraction:
+    """A number as an exact fraction; ``what`` begins the line that refuses anything else.
 
     Strings such as ``"1/16"`` or ``"0.25"`` and floats are read as the decimal they print as, so ``0.1``
     is one tenth.
@@ -187,12 +195,9 @@ def exact(value: Capacity) -> Fraction:
     try:
         if isinstance(value, bool) or len(str(value)) > 40 or re.search(r"[eE][+-]?\d{4}", str(value)):
             raise ValueError
-        fraction = value if isinstance(value, Fraction) else Fraction(str(value).strip())
+        return value if isinstance(value, Fraction) else Fraction(str(value).strip())
     except (ValueError, ZeroDivisionError):
-        raise FedrolexError(f"capacity {value!r} is not a number: give a fraction such as 1/4, or 0.25") from None
-    if not 0 < fraction <= 1:
-        raise FedrolexError(f"capacity {value} is outside (0, 1]: give a fraction such as 1/4, or 0.25")
-    return fraction
+        raise FedrolexError(f"{what} {value!r} is not a number: give a fraction such as 1/4, or 0.25") from None
 
 
 @lru_cache(maxsize=4096)
