@@ -118,7 +118,18 @@ def test_coverage_says_what_lockstep_rolling_misses() -> None:
         (["--input", "2x0"], "a dimension is 0"),
         (["--input", "2x3:floaty"], "'floaty' is not a dtype"),
         (["--input", "2x3:int64:many"], "'many' is not a number"),
-        (["--input", "a=2x3", "--input", "2x3"], "must come before named ones"),
+        (["--input", "2x8:int64:0"], "'0' is not a number of values: integers are drawn from 0 to HIGH - 1, give 1 to"),
+        (
+            ["--input", "2x8:int8:129"],
+            "'129' is not a number of values: integers are drawn from 0 to HIGH - 1, give 1 to 128",
+        ),
+        (["--input", "2x8:int64:99999999999999999999"], "is not a number of values"),
+        (["--input", "2x8:int64:²"], "'²' is not a number of values"),
+        (["--input", "2x8:float32:7"], "'7' is not a number of values: only integers have one"),
+        (["--input", "99999999999999999999x2"], "--input '99999999999999999999x2': "),
+        (["--input", "2x3:qint8"], "--input '2x3:qint8': "),
+        (["--input", "a=2x3", "--input", "2x3"], "--input a=2x3 --input 2x3 have a name: give all inputs one, or none"),
+        (["--input", "2x3", "--input", "a=2x3"], "--input 2x3 --input a=2x3 have a name: give all inputs one, or none"),
         (["--input", "2x5x32x32"], "the model does not accept the example (x: (2, 5, 32, 32) float32)"),
         (["--rounding", "up"], "--rounding is 'up': use one of floor, ceil"),
         (["--picture", "axes.txt"], "must end in .png"),
@@ -151,6 +162,14 @@ def test_slice_of_what_is_not_a_model(factory: str, says: str) -> None:
 def test_coverage_with_a_mistake() -> None:
     assert "--scheme is 'spiral': use one of rolling, static, random, blocks" in fails("coverage", "--scheme", "spiral")
     assert "overlap" in fails("coverage", "--overlap", "2")
+    for scheme in ("rolling", "spread"):
+        said = fails("coverage", "--scheme", scheme, "--overlap", "1/0")
+        assert said == "overlap '1/0' is not a number: give a fraction such as 1/4, or 0.25"
+    many = ["coverage", "small:Residual", "--input", "2x3x8x8", "--capacity", "1/2"]
+    windows = "for every scheme and capacity, have 1,000,000,000 windows: at most 10,000,000 are counted, give fewer"
+    assert f"1,000,000,000 clients in 1 rounds, {windows}" in fails(*many, "--clients", "1000000000", "--rounds", "1")
+    assert f"1 clients in 1,000,000,000 rounds, {windows}" in fails(*many, "--rounds", "1000000000")
+    assert "1,000,000,000 clients in 8 rounds" in fails(*many, "--clients", "1000000000")
     assert "capacity" in fails("coverage", "--capacity", "0")
 
 

@@ -392,6 +392,12 @@ def test_hdf5_files_of_something_else(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "pip install h5py" in told(lambda: open_users(path))
 
 
+ENDLESS = (
+    "WITH RECURSIVE more(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM more) SELECT 'train' AS split_name, "
+    "'ann' || n AS client_id, n AS num_examples, X'' AS serialized_example_proto FROM more"
+)
+
+
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
@@ -401,13 +407,16 @@ def test_hdf5_files_of_something_else(tmp_path: Path, monkeypatch: pytest.Monkey
         ("ALTER TABLE client_metadata RENAME num_examples TO n", "no such column: num_examples"),
         ("DELETE FROM client_metadata", "has no split 'train': it has none"),
         ("UPDATE client_metadata SET num_examples = 'many'", "not a name and a number"),
+        (f"CREATE VIEW Examples AS {ENDLESS}", "Examples is a view, which may have no end: make it a table"),
+        (f"CREATE VIEW client_metadata AS {ENDLESS}", "client_metadata is a view, which may have no end"),
         ("UPDATE examples SET serialized_example_proto = 'text'", "user ann: an example is not a blob"),
         ("UPDATE examples SET serialized_example_proto = X'0A'", "user ann: not a tf.train.Example"),
         ("UPDATE examples SET serialized_example_proto = X''", "user ann: an example has 0 strings 'tokens'"),
     ],
 )
 def test_sqlite_files_of_something_else(statement: str, says: str, tmp_path: Path) -> None:
-    path = write_sqlite(tmp_path / "users.sqlite", TEXT, statement)
+    first = [f"DROP TABLE {statement.split()[2]}"] if "VIEW" in statement else []
+    path = write_sqlite(tmp_path / "users.sqlite", TEXT, *first, statement)
     assert says in told(lambda: open_users(path).sentences(0, ABC))
 
 

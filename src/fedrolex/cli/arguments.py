@@ -12,6 +12,9 @@ from fedrolex.core import FedrolexError, in_one_line
 from fedrolex.core.importing import resolve
 from fedrolex.recipes.decode import read_yaml
 
+INTEGERS = (
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
+)  # fmt: skip
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\(\))?")
 
 
@@ -85,12 +88,10 @@ def read_inputs(words: Sequence[str], model: nn.Module | None = None) -> Any:
         tensor = _tensor(word, spec)
         if equals:
             named[name] = tensor
-        elif named:
-            raise FedrolexError(f"--input {word!r}: inputs without a name must come before named ones")
         else:
             positional.append(tensor)
     if named and positional:
-        raise FedrolexError("give all inputs a name, or none")
+        raise FedrolexError(f"some of --input {' --input '.join(words)} have a name: give all inputs one, or none")
     return named or tuple(positional)
 
 
@@ -105,10 +106,13 @@ def _tensor(word: str, spec: str) -> Tensor:
     dtype = getattr(torch, dtype_text or "float32", None)
     if not isinstance(dtype, torch.dtype):
         raise FedrolexError(f"--input {word!r}: {dtype_text!r} is not a dtype: give e.g. float32 or int64")
-    if high_text and not high_text.isdigit():
-        raise FedrolexError(f"--input {word!r}: {high_text!r} is not a number of values")
-    generator = torch.Generator().manual_seed(0)
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(dtype)
+    most = min(torch.iinfo(dtype).max + 1, 2**63 - 1) if dtype in INTEGERS else 0
+    if high_text and not (re.fullmatch("[0-9]{1,19}", high_text) and 1 <= int(high_text) <= most):
+        wanted = f"integers are drawn from 0 to HIGH - 1, give 1 to {most}" if most else "only integers have one"
+        raise FedrolexError(f"--input {word!r}: {high_text!r} is not a number of values: {wanted}")
     high = 2 if dtype is torch.bool else int(high_text or 10)
-    return torch.randint(0, high, shape, generator=generator).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with in_one_line(f"--input {word!r}"):
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randint(0, high, shape, generator=generator).to(dtype)

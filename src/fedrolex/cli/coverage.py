@@ -14,12 +14,13 @@ from fedrolex.cli.console import console, remark, share, table
 from fedrolex.cli.figures import check_figure, draw_coverage
 from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, node_rows, show_lemmas, show_nodes
 from fedrolex.cli.options import Arguments, AsJson, Figure, Inputs
-from fedrolex.core import SCHEMES, in_one_line
+from fedrolex.core import SCHEMES, FedrolexError, in_one_line
 from fedrolex.slicing import Axes, Rolling, Scheme, exact, spread, trace
 from fedrolex.theory.coverage import Coverage, coverage
 
 MODEL = "fedrolex.models:preresnet18"
 SPREAD = "spread"
+MOST = 10_000_000  # windows that are counted; a minute for each million
 
 
 def make_scheme(name: str, clients: int, overlap: str, seed: int) -> Scheme:
@@ -67,10 +68,10 @@ def coverage_command(
     ] = None,
     times: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="How often each must be trained. Repeatable.", show_default="1, 2, 3, 5"),
+        typer.Option(min=1, max=1000, help="How often each must be trained. Repeatable.", show_default="1, 2, 3, 5"),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes of the layer that is covered.")] = 64,
-    trials: Annotated[int, typer.Option(min=2, help="Trials of each simulation.")] = 5000,
+    trials: Annotated[int, typer.Option(min=2, max=100_000, help="Trials of each simulation.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of random windows and of the simulations.")] = 0,
     figure: Figure = None,
     as_json: AsJson = False,
@@ -83,12 +84,15 @@ def coverage_command(
     betas = [exact(c) for c in capacities or ["1/2", "1/4", "1/8", "1/16"]]
     chosen = [(name, make_scheme(name, clients, overlap, seed)) for name in schemes or ["rolling"]]
     theory = factory is None or figure is not None or bool(indices or times)
-    lemmas = lemma_rows(indices or INDICES, times or TIMES, trials, seed) if theory else []
-    layer = node_rows(nodes, betas, trials, seed) if theory else []
     factory = factory or MODEL
     model = build_model(factory, arguments or [])
     axes = trace(model, read_inputs(inputs or [], model))
     count = rounds or max(axis.size for axis in axes.cut_axes)
+    if (windows := clients * count * len(betas) * len(chosen)) > MOST:
+        asked = f"{clients:,} clients in {count:,} rounds, for every scheme and capacity, have {windows:,} windows"
+        raise FedrolexError(f"{asked}: at most {MOST:,} are counted, give fewer --clients or --rounds")
+    lemmas = lemma_rows(indices or INDICES, times or TIMES, trials, seed) if theory else []
+    layer = node_rows(nodes, betas, trials, seed) if theory else []
     found = _count(axes, chosen, betas, clients, count, quiet=as_json)
     if figure is not None:
         draw_coverage(lemmas, layer, [(name, str(beta), result.matrices) for name, beta, result in found], figure)

@@ -20,6 +20,7 @@ from fedrolex.data.vocabulary import split_tokens
 SCANNED = 10_000  # users up to which looking through the whole table for one of them is put up with
 LISTING = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY client_id"
 LOOK_UP = "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND client_id = ? ORDER BY rowid"
+VIEWS = "SELECT name FROM sqlite_master WHERE type = 'view' AND lower(name) IN ('examples', 'client_metadata')"
 INDEX = "CREATE INDEX examples_of_user ON examples (split_name, client_id);"
 
 
@@ -31,6 +32,8 @@ class SqliteUsers(TextUsers):
         names: list[bytes] = []
         counts: list[int] = []
         with self._connect() as connection:
+            for (view,) in connection.execute(VIEWS):
+                raise FedrolexError(f"{path}: {view} is a view, which may have no end: make it a table")
             for name, count in connection.execute(LISTING, (split,)):
                 if not isinstance(name, str) or not isinstance(count, int):
                     raise FedrolexError(f"{path}: client_metadata has {name!r}, {count!r}: not a name and a number")
