@@ -193,3 +193,9 @@ def test_a_run_without_a_checkpoint_as_yet_says_that_it_begins_again(
     run.checkpoint.unlink()
     assert same(resumed(run), Run(runs / "whole-fedrolex"))
     assert capsys.readouterr().err == f"{run.folder} has no checkpoint yet: it starts again at round 0\n"
+
+
+def test_metrics_that_only_say_their_rounds_are_none(runs: Path, tmp_path: Path) -> None:
+    run = copy(runs, "fedrolex", tmp_path)
+    run.metrics.write_text('{"round": 0}\n{"round": 1}\n')
+    assert "does not hold rounds 0 to 1 any more: put it back as it was, or start a new run with" in refused(run)

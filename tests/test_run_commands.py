@@ -54,6 +54,7 @@ def test_runs_are_listed_with_where_they_stand(runs: Path, tmp_path: Path) -> No
     plain = command("runs", runs)
     assert all(word in plain for word in ("3 of 4", "stopped", "heterofl", "images/digits"))
     assert "there is no folder" in fails("runs", tmp_path / "nowhere")
+    assert command("runs", tmp_path) == f"no runs in {tmp_path}\n"
 
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ def runs_command(
     if as_json:
         typer.echo(json.dumps(every, indent=1))
         return
+    screen = console()
+    if not every:
+        screen.print(f"no runs in {folder}", highlight=False)
+        return
     rows = [
         (
             each["run"],
@@ -42,7 +46,6 @@ def runs_command(
         )
         for each in every
     ]
-    screen = console()
     screen.print(table(("run", "state", "rounds", "accuracy", "method", "task", "seed"), rows, words=2))
     remark(screen, "One of them: fedrolex evaluate RUN. Several: fedrolex compare RUN RUN. Go on: fedrolex resume RUN.")
 

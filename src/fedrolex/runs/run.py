@@ -34,6 +34,8 @@ from fedrolex.runs.training import Training
 from fedrolex.tasks.metrics import score, short
 
 Progress = Callable[[dict[str, Any]], None]
+ROW = {"round": int, "void": bool, "dropped": dict, "bytes_down": int, "bytes_up": int, "seconds": float}
+"""What the metrics of a round say at least, beside what callbacks and evaluation add."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Run:
                 row = json.loads(line)
             except json.JSONDecodeError:
                 break
-            if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
+            if not (isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in ROW.items())):
                 break
             rows.append(row)
         return rows
