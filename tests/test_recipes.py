@@ -13,6 +13,7 @@ import pytest
 import torch
 from told import told
 from torch import nn
+from typer.testing import CliRunner
 
 from fedrolex import (
     CALLBACKS,
@@ -46,8 +47,10 @@ from fedrolex import (
     prepare,
     train,
 )
+from fedrolex.cli.app import app
 from fedrolex.core.registry import Registry
 from fedrolex.recipes import find_recipe, recipe_names
+from fedrolex.recipes.decode import read_yaml
 from fedrolex.recipes.settings import carried
 from fedrolex.tasks.masking import Mask
 
@@ -126,6 +129,102 @@ def test_the_quickstart_carries_no_setting_of_another_method() -> None:
     recipe = find_recipe("digits")
     assert recipe.method == FedRolex()
     assert recipe.with_settings(["method=scaffold"]).method == Scaffold()
+
+
+# --- YAML ---
+
+
+def read(text: str, folder: Path) -> Recipe:
+    (folder / "mine.yaml").write_text(text)
+    return Recipe.read(folder / "mine.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n", "null\n", "{}\n"])
+def test_an_empty_file_is_no_recipe(text: str, tmp_path: Path) -> None:
+    assert "mine.yaml is empty: give keys and values, such as format: 2" in told(lambda: read(text, tmp_path))
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "run")])
+    assert "mine.yaml is empty" in str(result.exception)
+    assert read("format: 2\n", tmp_path) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rounds: 3\nseed: 1\nrounds: 4\n", "has the key 'rounds' twice, again in line 3: keep one"),
+        ("client:\n  lr: 0.1\n  lr: 0.2\n", "has the key 'lr' twice, again in line 3"),
+        ("task: {models: {1: vgg11, 1.0: resnet8}}\n", "has the key 1.0 twice"),
+        ("'rounds': 3\n\"rounds\": 3\n", "has the key 'rounds' twice"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_by_its_name(text: str, says: str, tmp_path: Path) -> None:
+    assert says in told(lambda: read(text, tmp_path))
+    assert "--set client has the key 'lr' twice" in told(lambda: RECIPE.with_settings(["client={lr: 1, lr: 2}"]))
+
+
+def test_keys_may_be_merged(tmp_path: Path) -> None:
+    data = "client: &c\n  {lr: 0.5, batch: 4}\nevaluation: {batch: 4}\nrounds: 3\n"
+    assert read(data, tmp_path).client.lr == 0.5
+    (tmp_path / "mine.yaml").write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: [*b, *a], y: 4}\n")
+    found = read_yaml((tmp_path / "mine.yaml").read_text(), "it")
+    assert found == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": {"x": 3, "y": 4}}
+
+
+@pytest.mark.parametrize("number", ["1:30", "1:30.5", "010", "-1:30"])
+def test_numbers_are_not_counted_in_sixties_or_eights(number: str, tmp_path: Path) -> None:
+    said = told(lambda: read(f"rounds: {number}\n", tmp_path))
+    assert said == f"recipe key rounds is '{number}' (str): expected int"
+    if ":" in number:
+        assert f"deadline is '{number}' (str)" in told(lambda: read(f"deadline: {number}\n", tmp_path))
+    found = read("rounds: 1_000\ndeadline: 1.5\nseed: -3\nquorum: 0x2\n", tmp_path)
+    assert (found.rounds, found.deadline, found.seed, found.quorum) == (1000, 1.5, -3, 2)
+
+
+# --- what a recipe says is checked where it is read ---
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fleet.cohort=99"], "a cohort of 99 of 20 clients"),
+        (["fleet.clients=0"], "a cohort of 10 of 0 clients"),
+        (["fleet.clients=null"], "fleet.clients is null"),
+        (["fleet.capacities=[0]"], "capacity 0 is outside"),
+        (["fleet.capacities=['1/0']"], "capacity '1/0' is not a number"),
+        (["fleet.shares=[abc, 1, 1, 1, 1]"], "are not numbers"),
+        (["fleet.shares=[2, -1, 0, 0, 0]"], "at least 0 and add up to 1"),
+        (["fleet.shares=[1]"], "1 shares for 5 capacities"),
+        (["fleet.availability=0"], "availability 0.0 is outside"),
+        (["fleet.stragglers=2"], "fleet.stragglers is 2.0"),
+        (["fleet.trace=[]"], "trace is empty"),
+        (["fleet.trace=[[-3, 1]]"], "names client -3"),
+        (["task.validation=1"], "together below 1"),
+        (["task.public=0.5", "task.validation=0.5"], "together below 1"),
+        (["task.public=digits"], "which is what is learned"),
+        (["task.partition={name: labels, rare: [1], rare_elsewhere: 2}"], "rare_elsewhere is 2.0"),
+        (["task.partition={name: labels, rare: [1]}", "fleet.redrawn=true"], "it needs fleet.redrawn=false"),
+        (["method.overlap=1/0"], "overlap '1/0' is not a number"),
+        (["method=heterofl", "fleet.server_scale=2"], "nodes that nobody trains"),
+        (
+            ["method=fedavg", "method.width=1", "method.able_only=true", "fleet.capacities=['1/2']"],
+            "nobody in the fleet",
+        ),
+        (["method=fjord", "method.widths=['1/2', '1']"], "method.widths has no 1/4"),
+        (["method=dsfl", "fleet.redrawn=true"], "capacities cannot be redrawn"),
+        (["method=fedselect", "client.mask=zero"], "fedselect needs client.mask none"),
+        (["method=scaffold", "client.optimizer=adam"], "scaffold needs client.optimizer sgd"),
+        (["task.models={1: vgg11}"], "task.models needs a method that compares"),
+        (["method=feddf", "task.models={1/3: vgg11}"], "capacity 1/3, which nobody in the fleet has"),
+        (["task=words", "fleet.clients=null", "method=feddf"], "feddf compares scores of classes"),
+    ],
+)
+def test_show_refuses_what_train_refuses(words: list[str], says: str, tmp_path: Path) -> None:
+    settings = [word for each in words for word in ("--set", each)]
+    shown = CliRunner().invoke(app, ["show", "digits", *settings])
+    assert shown.stdout == ""
+    assert says in str(shown.exception)
+    trained = CliRunner().invoke(app, ["train", "digits", *settings, "--out", str(tmp_path / "run")])
+    assert str(trained.exception) == str(shown.exception)
+    assert "\n" not in str(shown.exception)
 
 
 # --- what a class of one's own may look like ---

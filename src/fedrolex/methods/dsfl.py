@@ -22,7 +22,7 @@ from fedrolex.methods.families import Families
 from fedrolex.methods.method import size
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds import Round, Server, State
+from fedrolex.rounds import Fleet, Round, Server, State
 from fedrolex.tasks import Classification
 
 Reduction = Literal["era", "power", "none"]
@@ -84,10 +84,10 @@ class DSFL(Families):
         least = {"examples": 2, "epochs": 0, "batch": 2}
         check_numbers("method", self, least=least, positive=("temperature", "lr"))
 
-    def check(self, setup: Setup) -> None:
+    def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
         """A client's model has one size."""
-        super().check(setup)
-        if setup.fleet.redrawn:
+        super().check_fleet(fleet, client, scale)
+        if fleet.redrawn:
             raise FedrolexError(f"{self.name} clients keep their models: capacities cannot be redrawn every round")
 
     def work(self, setup: Setup) -> LocalTraining:

@@ -15,12 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fedrolex.clients import LocalTraining
 from fedrolex.core import FedrolexError
 from fedrolex.methods.averaging import find_label_axis
 from fedrolex.methods.fedrolex import FedRolex
 from fedrolex.methods.needs import Needs
-from fedrolex.methods.setup import Setup
-from fedrolex.rounds import Server
+from fedrolex.rounds import Fleet, Server
 from fedrolex.slicing import Scheme, Select
 from fedrolex.tasks import Examples, Task
 
@@ -96,10 +96,10 @@ class FedSelect(FedRolex):
         if self.rows:
             raise FedrolexError("method.rows does not go with fedselect: clients train the rows they ask for only")
 
-    def check(self, setup: Setup) -> None:
+    def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
         """Nothing is left to mask."""
-        super().check(setup)
-        if setup.client.mask != "none":
+        super().check_fleet(fleet, client, scale)
+        if client.mask != "none":
             raise FedrolexError("fedselect needs client.mask none: classes a client does not have are not sent to it")
 
     def view(self, task: Task) -> Task:

@@ -23,7 +23,7 @@ from fedrolex.core import FedrolexError, check_numbers, words
 from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.settings import Weighting
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds import Round, Server, State
+from fedrolex.rounds import Fleet, Round, Server, State
 from fedrolex.slicing import Ordered, Region, Scheme, exact
 from fedrolex.slicing.regions import regions
 from fedrolex.tasks import masked
@@ -176,10 +176,16 @@ class Fjord(Averaging):
             exact(width)
 
     def check(self, setup: Setup) -> None:
-        """Every capacity is a width."""
+        """Widths learn scores of classes from each other."""
         super().check(setup)
-        known = self.parts(setup)
-        missing = next((level for level in setup.fleet.levels if level not in known), None)
+        if self.distil and not setup.task.classes:
+            raise FedrolexError(f"method.distil compares scores of classes, which {setup.task.name} has not: set false")
+
+    def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
+        """Every capacity is a width."""
+        super().check_fleet(fleet, client, scale)
+        known = fleet.levels if self.widths is None else [exact(width) / scale for width in self.widths]
+        missing = next((level for level in fleet.levels if level not in known), None)
         if missing is not None:
             raise FedrolexError(f"method.widths has no {missing}, which is a capacity of the fleet: add it")
 

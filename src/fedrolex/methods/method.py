@@ -11,9 +11,10 @@ from fedrolex.clients import MODEL, Job, LocalTraining, Network, Tensors, Upload
 from fedrolex.core import FedrolexError, check_words
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds import Member, Round, Server, State
+from fedrolex.rounds import Fleet, Member, Round, Server, State
 from fedrolex.slicing import WHOLE, Scheme, Static, Window
 from fedrolex.tasks import Classification, Measure, Task
+from fedrolex.tasks.metrics import score
 
 ASIDE = 0.1  # of the training examples, for methods that need public or validation examples
 
@@ -39,28 +40,52 @@ class Method:
 
     # --- before the first round ---
 
-    def check(self, setup: Setup) -> None:
-        """Raise FedrolexError, in one line, where the method does not go with a task, a fleet or clients."""
-        needs, task = self.needs, setup.task
-        if (needs.public or needs.uploads) and not isinstance(task, Classification):
-            raise FedrolexError(f"{self.name} compares scores of classes: it needs a task of images, not {task.name}")
-        if isinstance(task, Classification):
-            for what, why, given in (
-                ("public", "public examples: set task.public to a share, a set or a folder", task.public),
-                ("validation", "held-out examples to judge by: set task.validation to a share", task.validation),
-            ):
-                if getattr(needs, what) and not given:
-                    raise FedrolexError(f"{self.name} needs {why}; in Python, {what}= of Classification or Task.split")
-            if task.models and not needs.families:
-                raise FedrolexError(
-                    f"{self.name} brings clients together by their weights: task.models needs a method that compares "
-                    "what models say (dsfl, feddf, fedet)"
-                )
-        if not (needs.larger_server or needs.one_size) and max(setup.fleet.levels) < 1:
+    def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
+        """Raise FedrolexError, in one line, where the method does not go with a fleet or with what clients do.
+
+        Asked when a recipe is read, before there is any data.
+
+        Args:
+            fleet: capacities are parts of the server's model; ``clients`` is huge where the data will say it.
+            client: what clients do, before the method changes it.
+            scale: how many times wider the server's model is than the task's.
+        """
+        if not (self.needs.larger_server or self.needs.one_size) and max(fleet.levels) < 1:
             raise FedrolexError(
                 f"with {self.name} a server larger than every client has nodes that nobody trains: leave "
                 "fleet.server_scale at 1 and let the largest capacity be 1, or use fedrolex"
             )
+
+    def check_kind(self, task: str, *, classes: bool, models: bool) -> None:
+        """Raise FedrolexError, in one line, where the method does not go with a kind of task.
+
+        Args:
+            task: its name.
+            classes: whether the task is about examples of classes.
+            models: whether some capacities have a model of their own.
+        """
+        if (self.needs.public or self.needs.uploads) and not classes:
+            raise FedrolexError(f"{self.name} compares scores of classes: it needs a task of images, not {task}")
+        if models and not self.needs.families:
+            raise FedrolexError(
+                f"{self.name} brings clients together by their weights: task.models needs a method that compares "
+                "what models say (dsfl, feddf, fedet)"
+            )
+
+    def check(self, setup: Setup) -> None:
+        """Raise FedrolexError, in one line, where the method does not go with a task and its data."""
+        needs, task = self.needs, setup.task
+        images = task if isinstance(task, Classification) else None
+        self.check_kind(task.name, classes=images is not None, models=images is not None and bool(images.models))
+        if images is not None:
+            for what, why, given in (
+                ("public", "public examples: set task.public to a share, a set or a folder", images.public),
+                ("validation", "held-out examples to judge by: set task.validation to a share", images.validation),
+            ):
+                if getattr(needs, what) and not given:
+                    raise FedrolexError(f"{self.name} needs {why}; in Python, {what}= of Classification or Task.split")
+        if setup.client.mask != "none" and not task.classes:
+            raise FedrolexError(f"client.mask is {setup.client.mask}, but {task.name} has no classes to mask: use none")
 
     def wants(self) -> dict[str, Any]:
         """Keys of a recipe's task that the method needs, and the values to take where the recipe says null."""
@@ -163,16 +188,17 @@ class Method:
 
     def evaluate(self, server: Server, measure: Measure) -> dict[str, Any]:
         """Metrics of the model that is judged and, where asked, of every capacity's."""
-        found = measure(server.task, self.judged(server), server.networks[self.leading(server)].module)
+        found = measure(server.task, self.judged(server))
         parts = {level: self.submodel(server, level) for level in self.sizes(server)} if measure.submodels else {}
-        measured = {
-            str(level): measure(server.task, part, server.networks[self.network(server, level)].module)
-            for level, part in parts.items()
-            if part is not None
-        }
+        measured = {str(level): measure(server.task, part) for level, part in parts.items() if part is not None}
         if measured:
-            found["submodels"] = {level: metrics["global_accuracy"] for level, metrics in measured.items()}
+            found["submodels"] = {level: metrics[score(metrics)] for level, metrics in measured.items()}
+            found["submodel_statistics"] = {level: metrics["statistics"] for level, metrics in measured.items()}
         return found
+
+    def measured(self, server: Server, measure: Measure) -> nn.Module:
+        """The model that is judged, as it is measured: its static norms have statistics."""
+        return measure.ready(server.task, self.judged(server))
 
     def traffic(self, server: Server, job: Job, upload: Upload | None) -> tuple[int, int]:
         """Bytes that a job brought to its client and back; the answer is None where the client failed."""

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from torch import nn
 
-from fedrolex.clients import MODEL, Network
+from fedrolex.clients import MODEL, LocalTraining, Network
 from fedrolex.core import FedrolexError
 from fedrolex.methods.settings import FirstNodes
 from fedrolex.methods.setup import Setup
@@ -34,11 +34,11 @@ class OneSize(FirstNodes):
         """The width as a part of the server's model."""
         return min(fleet.levels) if self.width is None else exact(self.width) / scale
 
-    def check(self, setup: Setup) -> None:
+    def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
         """Somebody must be able to hold the width, where only those who can take part."""
-        super().check(setup)
-        if self.able_only and max(setup.fleet.levels) < self.capacity(setup.fleet, setup.scale):
-            largest = max(setup.fleet.levels) * setup.scale
+        super().check_fleet(fleet, client, scale)
+        if self.able_only and max(fleet.levels) < self.capacity(fleet, scale):
+            largest = max(fleet.levels) * scale
             raise FedrolexError(f"nobody in the fleet can hold width {self.width}: the largest is {largest}")
 
     def networks(self, setup: Setup) -> dict[str, Network]:

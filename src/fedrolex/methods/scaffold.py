@@ -24,7 +24,7 @@ from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
 from fedrolex.methods.settings import Weighted
 from fedrolex.methods.setup import Setup
-from fedrolex.rounds import Round, Server, State
+from fedrolex.rounds import Fleet, Round, Server, State
 
 Option = Literal["I", "II"]
 Denominator = Literal["steps", "momentum"]
@@ -107,10 +107,16 @@ class Scaffold(OneSize, Weighted):
     denominator: Denominator = "momentum"
     needs = Needs(one_size=True, client_state=True)
 
+    def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
+        """A step is a gradient."""
+        super().check_fleet(fleet, client, scale)
+        if client.optimizer != "sgd":
+            raise FedrolexError(
+                f"scaffold needs client.optimizer sgd: with {client.optimizer} a step is not a gradient"
+            )
+
     def work(self, setup: Setup) -> LocalTraining:
         """Controlled steps."""
-        if (optimizer := setup.client.optimizer) != "sgd":
-            raise FedrolexError(f"scaffold needs client.optimizer sgd: with {optimizer} a step is not a gradient")
         kind = GradientControlledTraining if self.option == "I" else ControlledTraining
         return kind(**asdict(setup.client), denominator=self.denominator)
 

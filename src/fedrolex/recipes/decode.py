@@ -1,6 +1,7 @@
 """Dataclasses from plain data, checked against their annotations, and back; every mistake is one line."""
 
 import difflib
+import re
 import reprlib
 import types
 import typing
@@ -21,10 +22,44 @@ Unknown = Callable[[str, list[str]], str]
 """Says what is wrong with a key, given the key and those that are known."""
 
 
+MERGE, INT, FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("merge", "int", "float"))
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, without what YAML 1.1 does silently: the last of two equal keys, 1:30 as 90, 010 as 8."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Keys and values, every key once."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                name = self.construct_object(key)
+                if name in seen:
+                    raise FedrolexError(
+                        f"has the key {name!r} twice, again in line {key.start_mark.line + 1}: keep one"
+                    )
+                seen.add(name)
+        return node
+
+    def as_people_read(self, node: yaml.ScalarNode) -> Any:
+        """A number; text where YAML 1.1 would count in sixties or in eights."""
+        text = str(self.construct_scalar(node))
+        if ":" in text or re.fullmatch("[-+]?0[0-9_]+", text):
+            return text
+        return self.construct_yaml_int(node) if node.tag == INT else self.construct_yaml_float(node)
+
+
+_Loader.add_constructor(INT, _Loader.as_people_read)
+_Loader.add_constructor(FLOAT, _Loader.as_people_read)
+
+
 def read_yaml(text: str, what: str) -> Any:
-    """YAML as plain data."""
+    """YAML as plain data; a key that is there twice is refused."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except FedrolexError as error:
+        raise FedrolexError(f"{what} {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FedrolexError(f"{what} is not YAML: {one_line(error)}") from error
 

@@ -9,6 +9,7 @@ from fedrolex.slicing import exact
 
 LEVELS = ("1", "1/2", "1/4", "1/8", "1/16")
 INCOME = ("0.06", "0.10", "0.11", "0.18", "0.55")
+MANY = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,12 @@ class FleetRecipe:
             raise FedrolexError("fleet.capacities is empty: give at least one")
         if self.server_scale < 1:
             raise FedrolexError(f"fleet.server_scale is {self.server_scale}: give 1 or more")
+        self.build(seed=0, clients=self.expected)  # raises where there is no such fleet
+
+    @property
+    def expected(self) -> int:
+        """How many clients there are; more than any data has users, where the data will say it."""
+        return MANY if self.clients is None else self.clients
 
     def build(self, seed: int, clients: int | None = None) -> Fleet:
         """The fleet, its capacities as parts of the server's model; ``clients`` where the data says how many."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedrolex.core import DATASETS, MODELS, FedrolexError, check_words, in_one_line
 from fedrolex.data.images import ImageSet, load_images
+from fedrolex.methods import Method
 from fedrolex.models import ImageModel, Norm, Represented
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.partition import PartitionRecipe
@@ -21,7 +22,7 @@ from fedrolex.rounds import Fleet
 from fedrolex.slicing import exact
 from fedrolex.tasks import Classification, Examples, Mask, Task
 from fedrolex.tasks.partition import hold_out
-from fedrolex.tasks.pixels import Pixels
+from fedrolex.tasks.pixels import Padding, Pixels
 
 SHAPES = {"digits": (10, 1, 8), "cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "fashion-mnist": (10, 1, 28)}
 Shape = tuple[int, int, int]
@@ -46,6 +47,7 @@ class ImagesRecipe(TaskRecipe):
         representation: size of a layer before the last that is the same at every width; null is none, or what the
             method needs.
         augment: shift by up to four pixels and mirror while training; null is yes for CIFAR.
+        padding: the colour that an image is shifted into: ``black``, as the published code has it, or ``mean``.
         standardise: shift and scale every channel to mean 0 and standard deviation 1; otherwise pixels are from 0 to
             1. Null is yes for all but digits.
         partition: how the images are spread.
@@ -63,6 +65,7 @@ class ImagesRecipe(TaskRecipe):
     scaler: bool = False
     representation: int | None = None
     augment: bool | None = None
+    padding: Padding = "black"
     standardise: bool | None = None
     partition: PartitionRecipe = field(default_factory=PartitionRecipe)
     validation: float | None = None
@@ -81,6 +84,23 @@ class ImagesRecipe(TaskRecipe):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise FedrolexError(f"task.{name} is {value}: give 1 or more, or null")
+        if self.public == self.data:
+            raise FedrolexError(f"task.public is {self.public!r}, which is what is learned: give a share, e.g. 0.1")
+        shares = [share for share in (self.validation, self.public) if isinstance(share, float)]
+        if not (all(share >= 0 for share in shares) and sum(shares) < 1):
+            raise FedrolexError("task.validation and task.public are parts of the images: at least 0, together below 1")
+
+    def check(self, fleet: FleetRecipe, method: Method) -> None:
+        """Images have no users; rare classes are tied to capacities, models of one's own to those of the fleet."""
+        if fleet.clients is None:
+            raise FedrolexError("fleet.clients is null: say how many, only text data has users of its own")
+        if self.partition.rare and fleet.redrawn:
+            raise FedrolexError("task.partition.rare ties data to capacities: it needs fleet.redrawn=false")
+        method.check_kind(self.data, classes=True, models=bool(self.models))
+        levels = [exact(capacity) for capacity in fleet.capacities]
+        nobody = next((capacity for capacity in self.models if exact(capacity) not in levels), None)
+        if nobody is not None:
+            raise FedrolexError(f"task.models has a model for capacity {nobody}, which nobody in the fleet has")
 
     # --- the section as others need it ---
 
@@ -169,14 +189,12 @@ class ImagesRecipe(TaskRecipe):
         digits = self.data == "digits"
         standard = not digits if self.standardise is None else self.standardise
         mean, std = (images.mean, images.std) if standard else ((0.0,), (240 / 255 if digits else 1.0,))
-        return Pixels.of(mean, std, 4 if crops else 0, crops)
+        return Pixels.of(mean, std, 4 if crops else 0, crops, self.padding)
 
     def _others(self, images: ImageSet, folder: Path, seed: int) -> Examples | None:
         """Images of another set, for distillation; of this one, nobody may look at the test images."""
         if not isinstance(self.public, str):
             return None
-        if self.public == self.data:
-            raise FedrolexError(f"task.public is {self.public!r}, which is what is learned: give a share, e.g. 0.1")
         others = load_images(self.public, folder, seed)
         if others.train_x.shape[1:] != images.train_x.shape[1:]:
             shapes = [tuple(each.train_x.shape[1:]) for each in (others, images)]

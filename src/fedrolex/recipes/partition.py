@@ -45,6 +45,8 @@ class PartitionRecipe:
         exact(self.rare_capacity)
         if not 0 < self.alpha <= 1e9:
             raise FedrolexError(f"task.partition.alpha is {self.alpha}: give a number above 0, at most 1e9")
+        if not 0 <= self.rare_elsewhere <= 1:
+            raise FedrolexError(f"task.partition.rare_elsewhere is {self.rare_elsewhere}: give a number from 0 to 1")
         if self.rare and self.name not in FOLLOWING:
             raise FedrolexError(f"task.partition.rare needs one of {', '.join(FOLLOWING)}, not {self.name}")
 
@@ -68,8 +70,6 @@ class PartitionRecipe:
     def _affinity(self, classes: int, fleet: Fleet, scale: int) -> Affinity | None:
         if not self.rare:
             return None
-        if fleet.redrawn:
-            raise FedrolexError("task.partition.rare ties data to capacities: it needs fleet.redrawn=false")
         limit = exact(self.rare_capacity) / scale
         small = [fleet.capacity(client) <= limit for client in range(fleet.clients)]
         return rare_classes(fleet.clients, classes, small, self.rare, self.rare_elsewhere)

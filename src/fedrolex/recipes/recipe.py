@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 import yaml
 
 from fedrolex.clients import LocalTraining, Precision
-from fedrolex.core import CALLBACKS, ENGINES, METHODS, TASKS, FedrolexError, check_words
+from fedrolex.core import CALLBACKS, ENGINES, METHODS, TASKS, FedrolexError, check_words, in_one_line
 from fedrolex.methods import FedAvg, FedRolex, Method
 from fedrolex.recipes import format1
 from fedrolex.recipes.decode import REGISTRY, from_plain, read_yaml, to_plain
@@ -22,6 +22,7 @@ from fedrolex.slicing import exact
 from fedrolex.tasks import Measure
 
 FORMAT = 2
+MOST_ROUNDS = 10**9
 FREE = ("evaluate_every", "checkpoint_every", "device", "compare", "weights", "data", "evaluation", "callbacks")
 """Keys beside ``rounds`` that may be changed before a run goes on."""
 
@@ -98,6 +99,8 @@ class Recipe:
         for name in ("rounds", "evaluate_every", "checkpoint_every", "quorum"):
             if getattr(self, name) < 1:
                 raise FedrolexError(f"{name} is {getattr(self, name)}: give at least 1")
+        if self.rounds > MOST_ROUNDS:
+            raise FedrolexError(f"rounds is {self.rounds}: give at most {MOST_ROUNDS:,}")
         ENGINES.check(self.engine)
         for name in self.callbacks:
             CALLBACKS.check(name)
@@ -106,6 +109,12 @@ class Recipe:
             raise FedrolexError(f"deadline is {self.deadline}: give seconds above 0, or null")
         if self.quorum > self.fleet.cohort:
             raise FedrolexError(f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: give fewer")
+        with in_one_line(f"method {self.method.name} cannot be checked"):
+            self.method.check_fleet(
+                self.fleet.build(self.seed, self.fleet.expected), self.client, self.fleet.server_scale
+            )
+        with in_one_line(f"task {self.task.name} cannot be checked"):
+            self.task.completed(self.method.wants()).check(self.fleet, self.method)
 
     def with_whole_paths(self) -> Recipe:
         """The recipe with its files named in full, so that a run can be resumed from anywhere."""
@@ -138,7 +147,11 @@ class Recipe:
         except (OSError, UnicodeDecodeError) as error:
             raise FedrolexError(f"cannot read recipe {path}: {error}") from error
         data = read_yaml(text, f"recipe {path}")
-        return Recipe.decode({} if data is None else data)
+        if data is None or data == {}:
+            raise FedrolexError(
+                f"recipe {path} is empty: give keys and values, such as format: {FORMAT} for all defaults"
+            )
+        return Recipe.decode(data)
 
     def write(self, path: Path) -> None:
         """Write as YAML."""

@@ -14,6 +14,7 @@ from fedrolex.core import FedrolexError, check_numbers, check_words
 from fedrolex.data.get import STACKOVERFLOW_H5, find_source, lacking
 from fedrolex.data.users import Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
+from fedrolex.methods import Method
 from fedrolex.models import WordTransformer
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.task import TaskRecipe, whole_path
@@ -74,6 +75,10 @@ class WordsRecipe(TaskRecipe):
             raise FedrolexError(f"task.dropout is {self.dropout}: give at least 0, below 1")
         if not (self.test_users > 0 and self.validation >= 0 and self.test_users + self.validation < 1):
             raise FedrolexError("task.test_users and task.validation are parts of the users: together below 1")
+
+    def check(self, fleet: FleetRecipe, method: Method) -> None:
+        """Words are no classes to be distilled."""
+        method.check_kind(self.data, classes=False, models=False)
 
     def make_model(self, scale: int = 1) -> nn.Module:
         """The server's model; what capacities cut is ``scale`` times as wide."""
