@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,9 @@ def grown(state: dict[str, Any]) -> dict[str, Any]:
         ("send", lambda plain, *_: {"a": 0.5}, "{section: {name: tensor}}"),
         ("take", lambda plain, *_: {"a": 1}["x"], "take() of method"),
         ("take", lambda plain, *_: 1 / 0, "take() of method"),
+        ("take", lambda plain, *_: torch.ones(2) + torch.ones(3), "take() of method"),
+        ("take", lambda plain, *_: int("x"), "take() of method"),
+        ("take", lambda plain, *_: Path("nowhere").read_text(), "take() of method"),
         ("finish", lambda plain, _: None, "finish() of method"),
         ("finish", lambda plain, round: plain()[MODEL], "{section: {name: tensor}}"),
         ("finish", lambda plain, _: {**plain(), "new": {"a": torch.ones(1)}}, "declare it in begin()"),
@@ -74,6 +78,8 @@ def test_a_lack_of_memory_inside_a_hook_stays_one() -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         training(with_hook("finish", full)).run_round()
+    with pytest.raises(torch.OutOfMemoryError):
+        training(with_hook("take", lambda plain, *_: full(plain, None))).run_round()
 
 
 class Forgetful(LocalTraining):
