@@ -471,3 +471,24 @@ def test_damaged_hints() -> None:
         Hints(kind={"a": "wrong"})  # type: ignore[dict-item]
     with pytest.raises(FedrolexError, match="scaling"):
         Hints(scaling="mine")  # type: ignore[arg-type]
+
+
+class Inner(Two):
+    """A product that sums over the last dimensions of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.o = nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 4)
+
+    def between(self, h: Tensor) -> Tensor:
+        return torch.inner(h, self.w)
+
+
+def test_inner_sums_over_the_last_dimensions_of_both() -> None:
+    model = Inner()
+    axes = trace(model, X)
+    assert {name: axis.size for name, axis in axes.axes.items() if axis.kind == "width"} == {"a": 8, "w": 8}
+    window = Window({"a": Arc(0, 4, 8), "w": Arc(2, 4, 8)})
+    part = axes.cut(model, window)
+    hidden = torch.inner(model.a(X)[:, :4], model.w[2:6, :4])
+    torch.testing.assert_close(part(X), hidden @ model.o.weight[:, 2:6].T + model.o.bias)

@@ -91,7 +91,15 @@ def _matmul(call: Call, a: Traced, b: Traced) -> list[Dim]:
     return [*batch, a.dims[-2], b.dims[-1]]
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", "vdot", "inner")
+@rule("inner")
+def inner(call: Call) -> Dims:
+    """The last dimensions of both are summed over; the others follow one another."""
+    a, b = call.arg["self"], call.arg["other"]
+    unify(call.contract(a, len(a.dims) - 1), call.contract(b, len(b.dims) - 1))
+    return [*a.dims[:-1], *b.dims[:-1]]
+
+
+@rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(call: Call) -> Dims:
     other = next(call.arg[name] for name in ("other", "mat2", "vec", "tensor") if name in call.arg)
     return _matmul(call, call.arg["self"], other)
