@@ -34,7 +34,6 @@ from fedrolex import (
     Round,
     Run,
     Server,
-    Static,
     Task,
     Training,
     Upload,

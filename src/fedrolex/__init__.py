@@ -29,7 +29,7 @@ from fedrolex.methods import (
 from fedrolex.models import ImageModel
 from fedrolex.recipes import ClientRecipe, FleetRecipe, ImagesRecipe, PartitionRecipe, Recipe, TaskRecipe, WordsRecipe
 from fedrolex.rounds import Engine, Fleet, Round, Server
-from fedrolex.runs import Callback, Run, Trained, Training, prepare, train
+from fedrolex.runs import Callback, Run, Trained, Training, load, prepare, train
 from fedrolex.slicing import (
     Axes,
     Axis,
@@ -49,7 +49,7 @@ from fedrolex.slicing import (
     spread,
     trace,
 )
-from fedrolex.tasks import Classification, Examples, Measure, NextWord, Task
+from fedrolex.tasks import Classification, Examples, Measure, NextWord, Regression, Task
 from fedrolex.theory.coverage import Coverage, coverage
 
 __version__ = VERSION
@@ -60,8 +60,8 @@ __all__ = [
     "Failure", "FedAvg", "FedBE", "FedDF", "FedDropout", "FedET", "FedGKT", "FedProx", "FedRolex", "FedSelect",
     "FedrolexError", "Fjord", "Fleet", "FleetRecipe", "Fold", "HeteroFL", "Hints", "ImageModel", "ImageSet",
     "ImagesRecipe", "Job", "LocalTraining", "Measure", "Method", "Needs", "NextWord", "OneSize", "Ordered",
-    "PartitionRecipe", "Random", "RandomMiswired", "Recipe", "Rolling", "Round", "RoundPlan", "Run", "Scaffold",
-    "Scheme", "Select", "Server", "ServerOptimizer", "Setup", "Static", "SubModels", "Task", "TaskRecipe",
-    "Trained", "Training", "Upload", "Visit", "Window", "WordsRecipe", "coverage", "exact", "pick", "prepare",
-    "spread", "trace", "train",
+    "PartitionRecipe", "Random", "RandomMiswired", "Recipe", "Regression", "Rolling", "Round", "RoundPlan",
+    "Run", "Scaffold", "Scheme", "Select", "Server", "ServerOptimizer", "Setup", "Static", "SubModels", "Task",
+    "TaskRecipe", "Trained", "Training", "Upload", "Visit", "Window", "WordsRecipe", "coverage", "exact",
+    "load", "pick", "prepare", "spread", "trace", "train",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ example back; in the next round the client learns from those too. Logits belong 
 batch: the released code mixes them up whenever it shuffles.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, cast
@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, kl_div
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Network, Slot, Upload, Visit, copied
 from fedrolex.clients.optimizer import adam
@@ -23,6 +24,7 @@ from fedrolex.methods.distillation import scores
 from fedrolex.methods.method import Method, size
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
+from fedrolex.models import collect, static_norms, with_statistics
 from fedrolex.rounds import Round, Server, State
 from fedrolex.slicing import Hints
 from fedrolex.tasks import Classification, Measure
@@ -129,13 +131,13 @@ class FedGKT(Method):
 
     def networks(self, setup: Setup) -> dict[str, Network]:
         """The server's part, for feature maps, and the edge network."""
-        task, image = setup.task, setup.task.example()
+        task, image = setup.task, setup.task.example().cpu()
         if not isinstance(task, Classification) or task.build_for is None:
             raise FedrolexError("fedgkt cuts a network for images in two: it needs a bundled task of images")
         build, maps = task.build_for, torch.zeros(2, MAPS, *image.shape[2:])
         return {
             MODEL: setup.network(lambda: build(MAPS, setup.scale), "weights", example=maps, whole=True),
-            EDGE: setup.network(lambda: Edge(image.shape[1], task.classes), "edge", whole=True),
+            EDGE: setup.network(lambda: Edge(image.shape[1], task.classes), "edge", example=image, whole=True),
         }
 
     def network(self, server: Server, capacity: Fraction) -> str:
@@ -203,21 +205,42 @@ class FedGKT(Method):
     @torch.no_grad()
     def evaluate(self, server: Server, measure: Measure) -> dict[str, Any]:
         """The server's network behind the extractors of a few clients that have taken part, mean over them."""
-        task, module, states = server.classification, server.loaded(), server.clients
-        assert states is not None
-        known = [client for client in range(server.fleet.clients) if states.has(client)]
-        chosen = [known[i] for i in sample(len(known), min(MEASURED, len(known)), 0, "measured").tolist()]
+        task, module = server.classification, server.loaded()
         y, found = task.test.y, []
-        for client in chosen or [None]:
-            edge = self.edge(server, client)
-            own = task.train.x if client is None else task.client(client).x
-            maps, seen = (edge.features(task.inputs(x)) for x in (task.test.x, own[:500]))
-            said = scores(module, maps, seen)
+        for client in self.measured_clients(server):
+            edge, seen = self.seen(server, client)
+            said = scores(module, edge.features(task.inputs(task.test.x)), seen)
             right = (said.argmax(1) == y).double()
             held = torch.isin(y, y if client is None else task.labels(task.client(client)))
             found.append((float(task.loss(said, y)), float(right.mean()), float(right[held].mean())))
         loss, everywhere, at_home = (sum(each) / len(found) for each in zip(*found, strict=True))
-        return {"loss": loss, "global_accuracy": everywhere, "local_accuracy": at_home, "statistics": None}
+        norms = any(isinstance(layer, _BatchNorm) for layer in module.modules())
+        used = ("recalibrated" if static_norms(module) else "running") if norms else None
+        return {"loss": loss, "global_accuracy": everywhere, "local_accuracy": at_home, "statistics": used}
+
+    @torch.no_grad()
+    def measured(self, server: Server, measure: Measure) -> nn.Module:
+        """The server's network, for feature maps; static norms have the statistics of all measured clients together."""
+        module = server.loaded()
+        maps = (self.seen(server, client)[1] for client in self.measured_clients(server))
+        return with_statistics(module, collect(module, maps)) if static_norms(module) else module
+
+    def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
+        """None: edge networks stay with their clients."""
+        return None
+
+    def measured_clients(self, server: Server) -> Sequence[int | None]:
+        """A few of the clients that have taken part; None is a newcomer, as long as there are none."""
+        states = server.clients
+        assert states is not None
+        known = [client for client in range(server.fleet.clients) if states.has(client)]
+        return [known[i] for i in sample(len(known), min(MEASURED, len(known)), 0, "measured").tolist()] or [None]
+
+    def seen(self, server: Server, client: int | None) -> tuple[Edge, Tensor]:
+        """A client's edge network, and the feature maps of its first 500 images; a newcomer has anyone's."""
+        task, edge = server.classification, self.edge(server, client)
+        own = task.train.x if client is None else task.client(client).x
+        return edge, edge.features(task.inputs(own[:500]))
 
     def edge(self, server: Server, client: int | None) -> Edge:
         """A client's edge network in evaluation mode; that of a newcomer for None."""

@@ -1,8 +1,9 @@
 """From a recipe to a training, ready for its first round, and to its end; what does not go together is refused here."""
 
+import copy
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from fedrolex.core import CALLBACKS, ENGINES, FedrolexError, in_one_line
 from fedrolex.data.where import data_folder
 from fedrolex.engines.gpu.precision import use_tf32
 from fedrolex.methods import Setup
-from fedrolex.recipes import Recipe
+from fedrolex.recipes import Recipe, alternatives
+from fedrolex.recipes.task import GivenInPython
 from fedrolex.rounds import Engine, Server
 from fedrolex.runs import checkpoint
 from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.hooks import calling
+from fedrolex.runs.model import Models
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training, pick_device
-from fedrolex.slicing import Axes, one_line
-from fedrolex.tasks import Task
+from fedrolex.slicing import Axes, Capacity, one_line
+from fedrolex.tasks import Classification, Task
 
 
 def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Callback] = ()) -> Training:
@@ -37,7 +40,8 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     else:
         fleet = recipe.fleet.build(recipe.seed)
     if task.clients != fleet.clients:
-        raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}")
+        remedy = f"set fleet.clients to {task.clients}"
+        raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}: {remedy}")
     method, scale = recipe.method, recipe.fleet.server_scale
     setup = Setup(
         task.to(device), fleet, LocalTraining(**asdict(recipe.client)), scale, recipe.seed, device, recipe.deadline
@@ -91,16 +95,34 @@ class Trained:
     """A finished run.
 
     Attributes:
-        model: the model that was measured; where that is a part of the server's model, all of it.
-        axes: of the server's model, to cut deployable sub-models.
+        model: the model that was measured, in evaluation mode; it predicts as it was measured, at any batch size.
+        axes: of the server's model, which is :attr:`whole`.
         summary: final metrics.
         rows: metrics of every round.
+        compared: with ``compare`` in the recipe, the final metrics of what the fleet could do without partial training,
+            by what it is.
+        models: gives the run's models.
     """
 
     model: nn.Module
     axes: Axes
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
+    compared: dict[str, dict[str, Any]]
+    models: Models = field(repr=False)
+
+    def submodel(self, capacity: Capacity) -> nn.Module:
+        """The sub-model of a capacity of the fleet, as :attr:`model` is: measured, with statistics of its own norms."""
+        return self.models(capacity)
+
+    @property
+    def whole(self) -> nn.Module:
+        """A copy of the server's model, of which a method may judge a part: to cut windows of one's own from.
+
+        Static norms have no statistics in it, nor in what is cut from it.
+        """
+        server = self.models.server
+        return copy.deepcopy(server.loaded(network=self.models.method.leading(server)))
 
 
 def train(
@@ -114,31 +136,75 @@ def train(
 ) -> Trained:
     """Train a recipe, on its own task or on one given.
 
+    With ``compare`` in the recipe, what it is compared with is trained after it, each in a folder beside ``out``.
+
     Args:
         recipe: the run; the default one if None.
-        task: model and data of one's own.
+        task: model and data of one's own, instead of the recipe's.
         callbacks: told of the run, beside those that the recipe names.
         out: folder for the run; a temporary one, deleted afterwards, if None.
-        progress: called with the metrics of every round.
-        resume: go on with the run in ``out``, by its own recipe.
+        progress: called with the metrics of every round of the run.
+        resume: go on with the run in ``out``, by its own recipe; ``recipe`` may ask for more rounds, or change what
+            changes no round.
     """
+    kinds: dict[str, tuple[object, Any]] = {"Recipe": (recipe, Recipe), "Task": (task, Task), "path": (out, str | Path)}
+    for what, (given, kind) in kinds.items():
+        if given is not None and not isinstance(given, kind):
+            raise FedrolexError(f"train() was given a {type(given).__name__} where it takes a {what} or None")
+    if resume and out is None:
+        raise FedrolexError("train(): resume=True goes on with a run that is there: give its folder as out")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(out) if out is not None else Path(scratch) / "run"
-        run = Run.open(folder) if resume else None
-        recipe = run.recipe() if run is not None else recipe or Recipe()
+        recipe = _resumed(Run.open(folder), recipe, task) if resume else _new(recipe or Recipe(), task)
+        others = list(beside(folder, recipe))
+        for place in () if resume else (folder, *(place for _, place, _ in others)):
+            Run.refuse(place)
         training = prepare(recipe, task, callbacks=callbacks)
-        run = run or Run.create(folder, recipe, own_task=task is not None)
-        summary = run.go(training, progress)
-        if out is None:
-            summary["run"] = None
-        return Trained(*_result(training), summary, run.rows())
+        run = _at(folder, recipe, task)
+        summary, compared = run.go(training, progress), {}
+        plain = replace(task, models={}) if isinstance(task, Classification) else task
+        for what, place, other in others:
+            compared[what] = _at(place, other, task).go(prepare(other, plain))
+        for found in (summary, *compared.values()) if out is None else ():
+            found["run"] = None
+        models = Models.of(training)
+        axes = training.server.networks[training.method.leading(training.server)].axes
+        return Trained(models.read(folder) or models(), axes, summary, run.rows(), compared, models)
 
 
-def _result(training: Training) -> tuple[nn.Module, Axes]:
-    """The model that is measured and its axes; of a part of the server's model, the whole."""
-    server, method = training.server, training.method
-    name = method.leading(server)
-    network, judged = server.networks[name], method.judged(server)
-    same = [dict(module.named_parameters()).keys() for module in (network.module, judged)]
-    part = judged is not network.module and same[0] == same[1]
-    return server.loaded(network=name) if part else judged, network.axes
+def beside(folder: Path, recipe: Recipe) -> Iterator[tuple[str, Path, Recipe]]:
+    """What a recipe is compared with, if it says so: what it is, its run's folder, and its recipe."""
+    for number, (what, other) in enumerate((alternatives(recipe) if recipe.compare else {}).items(), 1):
+        yield what, folder.with_name(f"{folder.name}-alone-{number}"), other
+
+
+def _new(recipe: Recipe, task: Task | None) -> Recipe:
+    """The recipe of a new run, which says if its task is given in Python."""
+    if task is None:
+        return recipe
+    if recipe.task not in (Recipe().task, GivenInPython()):
+        raise FedrolexError(
+            f"the recipe has a task of its own ({recipe.task.name}) beside the one given: leave one out"
+        )
+    return replace(recipe, task=GivenInPython())
+
+
+def _resumed(run: Run, recipe: Recipe | None, task: Task | None) -> Recipe:
+    """The recipe that a run goes on by: its own or, where that may be changed so, the one given."""
+    if run.own_task() != (task is not None):
+        wrong = "its recipe's own task: leave the task out" if task is not None else "a task given in Python: give it"
+        raise FedrolexError(f"{run.folder} trains {wrong}")
+    own = run.recipe()
+    recipe = own if recipe is None else recipe if task is None else replace(recipe, task=own.task)
+    run.check(recipe)
+    return recipe
+
+
+def _at(folder: Path, recipe: Recipe, task: Task | None) -> Run:
+    """A run by a recipe: a new one or, where there is one, that one."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return Run.create(folder, recipe, own_task=task is not None)
+    run = Run.open(folder)
+    if recipe != run.recipe():
+        run.change(recipe)
+    return run
