@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedrolex import (
+    Callback,
     Classification,
     ClientRecipe,
     Examples,
@@ -37,7 +38,7 @@ from fedrolex.cli.app import app
 from fedrolex.recipes import alternatives, find_recipe
 from fedrolex.tasks import Mask
 from fedrolex.tasks.metrics import mean_absolute_error, r2
-from fedrolex.tasks.partition import even
+from fedrolex.tasks.partition import dirichlet, even
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -153,7 +154,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a number": (lambda: Examples(torch.tensor(1.0), Y), "inputs of examples are float32 ()"),
     "sparse": (lambda: Examples(X.to_sparse(), Y), "give plain numbers"),
     "complex": (lambda: Examples(X.to(torch.complex64), Y), "inputs of examples are complex64 (60, 4)"),
-    "float labels": (lambda: split(y=Y.float()), "examples are (2, 2), their targets, real numbers, (2, 1)"),
+    "float labels": (lambda: split(y=Y.float()), "examples are (2, 2), but the targets are 1 real numbers each"),
     "float labels of classes": (lambda: classes(train=Examples(X, Y.float())), "targets of train are float32"),
     "a negative label": (lambda: split(y=with_target(-1)), "targets of train have a -1: classes are numbers from 0"),
     "a label too many": (lambda: split(y=with_target(2)), "are (2, 2), but the targets are 3 classes"),
@@ -177,7 +178,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "other clients": (lambda: split(clients=5), "has data for 5 clients, the fleet has 4: set fleet.clients to 5"),
     "a share of words": (lambda: split(public="0.1"), "held out"),
     "nothing public": (lambda: split(public=0.001), "public of the task has no examples"),
-    "no parts": (lambda: classes(parts=[]), "parts of the task is empty"),
+    "no parts": (lambda: classes(parts=[]), "parts of the task are empty"),
+    "no rows": (lambda: classes(parts=[[], [], [], []]), "parts of the task are empty"),
     "parts none": (lambda: classes(parts=None), "parts of the task is a NoneType: give a list"),
     "parts by name": (lambda: classes(parts={"a": [1]}), "parts of the task is a dict"),
     "real rows": (lambda: classes(parts=[[0.5], [1], [2], [3]]), "parts[0] of the task is not a list of row numbers"),
@@ -193,11 +195,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "build leaves": (lambda: split(build=leave), "the model cannot be made: SystemExit: goodbye"),
     "a failing loss": (lambda: classes(loss=lambda s, y: s.no), "the loss of outputs (2, 2) and targets (2,) failed"),
     "a loss by example": (lambda: classes(loss=nn.CrossEntropyLoss(reduction="none")), "the loss gives values (2,)"),
+    "a loss of nothing": (lambda: classes(loss=lambda s, y: torch.zeros(())), "nothing can be trained"),
+    "at rest": (lambda: split(build=lambda scale: network()(scale).requires_grad_(False)), "nothing can be trained"),
+    "a rare class": (lambda: classes(rare=[2]), "rare of the task is [2]: there are classes 0 to 1"),
+    "a mask": (lambda: classes(mask="zeros"), "mask of the task is 'zeros' (did you mean 'zero'?): use one"),
+    "classes in words": (lambda: classes(classes="2"), "the task has a target 1, but '2' classes"),
+    "public inputs": (lambda: classes(public=X), "public of the task is a Tensor: give Examples(x, y)"),
+    "no clients": (lambda: classes(parts=dirichlet(Y, 0, 1.0, 0)), "0 clients: give a whole number of 1 or more"),
     "a loss of words": (lambda: classes(loss=lambda s, y: "much"), "the loss gives a str"),
     "a task for a recipe": (lambda: train(split()), "given a Classification where it takes a Recipe"),  # type: ignore[arg-type]
     "a recipe by name": (lambda: train("digits"), "train() was given a str where it takes a Recipe or None"),  # type: ignore[arg-type]
     "examples for a task": (lambda: train(RECIPE, Examples(X, Y)), "given a Examples where it takes a Task"),  # type: ignore[arg-type]
     "out": (lambda: train(RECIPE, split(), out=3), "train() was given a int where it takes a path or None"),  # type: ignore[arg-type]
+    "progress": (lambda: train(RECIPE, split(), progress=3), "progress is a int: give a function"),  # type: ignore[arg-type]
+    "callbacks": (lambda: train(RECIPE, split(), callbacks=["drift"]), "give a list of Callback objects"),  # type: ignore[list-item]
+    "a callback": (lambda: train(RECIPE, split(), callbacks=Callback()), "give a list of Callback objects"),  # type: ignore[arg-type]
     "nothing to resume": (lambda: train(RECIPE, split(), resume=True), "resume=True goes on with a run that is there"),
     "two tasks": (lambda: train(RECIPE.with_settings(["task.width=4"]), split()), "a task of its own (images) beside"),
     "numbers and classes": (
@@ -213,7 +225,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: split(y=X[:, :2], test=Examples(X, X[:, :1])),
         "targets of test are (1,) a row, those of train (2,)",
     ),
-    "two for one": (lambda: split(y=X[:, 0]), "outputs for 2 examples are (2, 2), their targets, real numbers, (2, 1)"),
+    "two for one": (lambda: split(y=X[:, 0]), "are (2, 2), but the targets are 1 real numbers each"),
 }  # fmt: skip
 
 

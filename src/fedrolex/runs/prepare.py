@@ -151,6 +151,12 @@ def train(
     for what, (given, kind) in kinds.items():
         if given is not None and not isinstance(given, kind):
             raise FedrolexError(f"train() was given a {type(given).__name__} where it takes a {what} or None")
+    if progress is not None and not callable(progress):
+        raise FedrolexError(f"train(): progress is a {type(progress).__name__}: give a function of a round's metrics")
+    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
+        raise FedrolexError(
+            f"train(): callbacks is {callbacks!r}: give a list of Callback objects; names go into a recipe"
+        )
     if resume and out is None:
         raise FedrolexError("train(): resume=True goes on with a run that is there: give its folder as out")
     with tempfile.TemporaryDirectory() as scratch:

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core import FedrolexError, sample
+from fedrolex.core import FedrolexError, one_of, sample
 from fedrolex.models import evaluating
 from fedrolex.tasks.in_memory import InMemory, row_numbers
 from fedrolex.tasks.masking import Mask, masked
 from fedrolex.tasks.metrics import Metrics, measured
 from fedrolex.tasks.pixels import Pixels
-from fedrolex.tasks.task import Examples
+from fedrolex.tasks.task import Examples, check_examples
 
 MEASURED = 1000  # clients whose local accuracy is measured, at most
 AT_ONCE = 2**26  # masked scores held at once, at most
@@ -53,6 +53,9 @@ class Classification(InMemory):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for what in ("validation", "public"):
+            if getattr(self, what) is not None:
+                check_examples(what, getattr(self, what))
         largest = 0
         for what, examples in self.examples().items():
             if what != "public":  # whose targets nobody looks at
@@ -60,8 +63,11 @@ class Classification(InMemory):
                 largest = max(largest, int(getattr(self, what).y.max()))
         if not self.classes:
             self._set(classes=1 + largest)
-        if largest >= self.classes:
-            raise FedrolexError(f"the task has a target {largest}, but {self.classes} classes")
+        if not isinstance(self.classes, int) or largest >= self.classes:
+            raise FedrolexError(f"the task has a target {largest}, but {self.classes!r} classes")
+        if not all(0 <= label < self.classes for label in self.rare):
+            raise FedrolexError(f"rare of the task is {list(self.rare)}: there are classes 0 to {self.classes - 1}")
+        one_of("mask of the task", self.mask, get_args(Mask))
         if self.test_parts is not None:
             self._set(test_parts=row_numbers("test_parts", self.test_parts, len(self.test)))
             if len(self.test_parts) != self.clients:

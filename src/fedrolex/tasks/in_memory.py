@@ -43,8 +43,8 @@ class InMemory(Task):
             check_examples(what, examples)
             _check_inputs(what, examples.x, self.train.x)
         self._set(parts=row_numbers("parts", self.parts, len(self.train)))
-        if not len(self.parts):
-            raise FedrolexError("parts of the task is empty: give the rows of at least one client")
+        if not any(len(part) for part in self.parts):
+            raise FedrolexError("parts of the task are empty: give the rows of at least one client")
 
     def examples(self) -> dict[str, Examples]:
         """All examples of the task, by the name of the field that has them."""
@@ -118,10 +118,12 @@ class InMemory(Task):
             raise FedrolexError(f"the model gives a {type(outputs).__name__}: let its forward return one tensor")
         self.check_outputs(outputs, y)
         with in_one_line(f"the loss of outputs {tuple(outputs.shape)} and targets {tuple(y.shape)} failed"):
-            value = self.loss(outputs, y)
+            value = self.loss(outputs.requires_grad_(), y)
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = f"values {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise FedrolexError(f"the loss gives {what}: it must be one number, the mean over a batch, as a tensor")
+        if not value.requires_grad or not any(parameter.requires_grad for parameter in model.parameters()):
+            raise FedrolexError("nothing can be trained: the loss has no gradient, or no parameter takes one")
 
     def check_outputs(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise, in one line, unless outputs have the shape that belongs to these targets."""

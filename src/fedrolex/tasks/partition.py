@@ -64,8 +64,7 @@ class Partition(Sequence[Tensor]):
 
 def even(labels: Tensor, clients: int, seed: int, affinity: Affinity | None = None) -> Partition:
     """Equal random parts of all rows; with an affinity, of every class by itself."""
-    if not isinstance(clients, int | np.integer) or clients < 1:
-        raise FedrolexError(f"{clients!r} clients: give a whole number of 1 or more")
+    _check_clients(clients)
     if len(labels) < clients:
         raise FedrolexError(f"{len(labels)} examples for {clients} clients: every client needs at least one")
     if affinity is None:
@@ -130,6 +129,7 @@ def by_label(
     of a label are shared out among the clients that hold it. All data is used as soon as there are enough
     clients to hold every label.
     """
+    _check_clients(clients)
     _check_labels(per_client, classes)
     weight = np.ones((clients, classes)) if affinity is None else affinity
     holders: list[list[int]] = [[] for _ in range(classes)]
@@ -167,6 +167,7 @@ def dirichlet(
         balanced: a client that has its fair share already gets no more (as NIID-Bench does); this bends
             the distribution.
     """
+    _check_clients(clients)
     if not 0 < alpha <= 1e9:
         raise FedrolexError(f"alpha is {alpha}: give a number above 0, at most 1e9")
     if smallest * clients > len(labels):
@@ -222,6 +223,7 @@ def _fill_up(parts: list[Rows], smallest: int, labels: Tensor, affinity: Affinit
 
 def shards(labels: Tensor, clients: int, per_client: int, seed: int) -> Partition:
     """McMahan et al.'s split: rows sorted by label, cut into ``per_client`` shards for each client, dealt out."""
+    _check_clients(clients)
     count = clients * per_client
     if not per_client >= 1 or count > len(labels):
         raise FedrolexError(f"{count} shards of {len(labels)} examples: give 1 or more shards a client, and fewer")
@@ -259,6 +261,11 @@ def hold_out(rows: int, shares: dict[str, float], seed: int) -> dict[str, Tensor
         found[purpose], order = order[:count].sort().values, order[count:]
     found["rest"] = order.sort().values
     return found
+
+
+def _check_clients(clients: object) -> None:
+    if not isinstance(clients, int | np.integer) or clients < 1:
+        raise FedrolexError(f"{clients!r} clients: give a whole number of 1 or more")
 
 
 def _check_labels(per_client: int, classes: int) -> None:

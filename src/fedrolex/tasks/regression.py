@@ -48,8 +48,8 @@ class Regression(InMemory):
         """Raise, in one line, unless there is a prediction for every target."""
         if outputs.shape != targets.shape:
             said = f"the model's outputs for {len(targets)} examples are {tuple(outputs.shape)}"
-            remedy = "give as many values; classes are whole numbers (y.long())"
-            raise FedrolexError(f"{said}, their targets, real numbers, {tuple(targets.shape)}: {remedy}")
+            remedy = f"give {tuple(targets.shape)}, a prediction for each; classes are whole numbers (y.long())"
+            raise FedrolexError(f"{said}, but the targets are {targets[0].numel()} real numbers each: {remedy}")
 
     def evaluate(
         self, model: nn.Module, *, batch: int = 500, apart: bool = False, metrics: Metrics | None = None
