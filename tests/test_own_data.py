@@ -210,6 +210,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "progress": (lambda: train(RECIPE, split(), progress=3), "progress is a int: give a function"),  # type: ignore[arg-type]
     "callbacks": (lambda: train(RECIPE, split(), callbacks=["drift"]), "give a list of Callback objects"),  # type: ignore[list-item]
     "a callback": (lambda: train(RECIPE, split(), callbacks=Callback()), "give a list of Callback objects"),  # type: ignore[arg-type]
+    "rounds in words": (lambda: Recipe(rounds="3"), "rounds is '3': give at least 1, a whole number"),  # type: ignore[arg-type]
+    "half a round": (lambda: Recipe(rounds=1.5), "rounds is 1.5: give at least 1, a whole number"),  # type: ignore[arg-type]
+    "clients in words": (lambda: FleetRecipe(clients="4"), "fleet.clients is '4': give a whole number"),  # type: ignore[arg-type]
+    "a capacity": (lambda: FleetRecipe(capacities=1), "fleet.capacities is 1: give a list"),  # type: ignore[arg-type]
+    "a rate in words": (lambda: ClientRecipe(lr="0.1"), "client.lr is '0.1': give a number above 0"),  # type: ignore[arg-type]
+    "a deadline": (lambda: Recipe(deadline="soon"), "deadline is 'soon': give seconds above 0"),  # type: ignore[arg-type]
+    "an engine": (lambda: Recipe(engine=3), "engine is 3: give a name"),  # type: ignore[arg-type]
     "nothing to resume": (lambda: train(RECIPE, split(), resume=True), "resume=True goes on with a run that is there"),
     "two tasks": (lambda: train(RECIPE.with_settings(["task.width=4"]), split()), "a task of its own (images) beside"),
     "numbers and classes": (

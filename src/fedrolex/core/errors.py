@@ -60,6 +60,7 @@ def check_numbers(section: str, settings: object, *, least: Mapping[str, float],
     """Raise, in one line, unless numbers of a section are finite and at least ``least``, or above 0 if ``positive``."""
     for name in (*least, *positive):
         value, low = getattr(settings, name), least.get(name)
-        if not ((value > 0 if low is None else value >= low) and isfinite(value)):
+        fits = isinstance(value, int | float) and (value > 0 if low is None else value >= low) and isfinite(value)
+        if not fits:
             wanted = "above 0" if low is None else f"of at least {low:g}"
-            raise FedrolexError(f"{section}.{name} is {value}: give a number {wanted}")
+            raise FedrolexError(f"{section}.{name} is {value!r}: give a number {wanted}")

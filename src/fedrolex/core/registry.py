@@ -68,6 +68,8 @@ class Registry:
 
     def check(self, name: str, key: str | None = None) -> None:
         """Raise, in one line, where a name is neither known nor ``package.module:Name``."""
+        if not isinstance(name, str):
+            raise FedrolexError(f"{key or self.key} is {name!r}: give a name")
         if "<locals>" in name:
             raise FedrolexError(f"{name} is defined inside a function: define it in a module, or register() it")
         if ":" in name or name in self._registered or name in self._own or name in self._installed():

@@ -42,6 +42,12 @@ class FleetRecipe:
     server_scale: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("clients", "cohort", "server_scale"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (value is None and name == "clients"):
+                raise FedrolexError(f"fleet.{name} is {value!r}: give a whole number")
+        if not isinstance(self.capacities, str | list | tuple):
+            raise FedrolexError(f"fleet.capacities is {self.capacities!r}: give a list, or the name of a mix")
         if isinstance(self.capacities, str):
             if self.shares is not None:
                 raise FedrolexError(f"fleet.capacities {self.capacities!r} has its own shares: leave fleet.shares out")

@@ -97,16 +97,16 @@ class Recipe:
         if self.format != FORMAT:
             raise FedrolexError(f"recipe has format {self.format}; this version reads 1 and {FORMAT}: update fedrolex")
         for name in ("rounds", "evaluate_every", "checkpoint_every", "quorum"):
-            if getattr(self, name) < 1:
-                raise FedrolexError(f"{name} is {getattr(self, name)}: give at least 1")
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise FedrolexError(f"{name} is {getattr(self, name)!r}: give at least 1, a whole number")
         if self.rounds > MOST_ROUNDS:
             raise FedrolexError(f"rounds is {self.rounds}: give at most {MOST_ROUNDS:,}")
         ENGINES.check(self.engine)
         for name in self.callbacks:
             CALLBACKS.check(name)
         check_words("", self)
-        if self.deadline is not None and not self.deadline > 0:
-            raise FedrolexError(f"deadline is {self.deadline}: give seconds above 0, or null")
+        if self.deadline is not None and not (isinstance(self.deadline, int | float) and self.deadline > 0):
+            raise FedrolexError(f"deadline is {self.deadline!r}: give seconds above 0, or null")
         if self.quorum > self.fleet.cohort:
             raise FedrolexError(f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: give fewer")
         with in_one_line(f"method {self.method.name} cannot be checked"):
