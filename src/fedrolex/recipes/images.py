@@ -88,7 +88,8 @@ class ImagesRecipe(TaskRecipe):
             raise FedrolexError(f"task.public is {self.public!r}, which is what is learned: give a share, e.g. 0.1")
         shares = [share for share in (self.validation, self.public) if isinstance(share, float)]
         if not (all(share >= 0 for share in shares) and sum(shares) < 1):
-            raise FedrolexError("task.validation and task.public are parts of the images: at least 0, together below 1")
+            given = f"task.validation is {self.validation}, task.public is {self.public}"
+            raise FedrolexError(f"{given}: give parts of the data, at least 0 and together below 1")
 
     def check(self, fleet: FleetRecipe, method: Method) -> None:
         """Images have no users; rare classes are tied to capacities, models of one's own to those of the fleet."""
