@@ -169,6 +169,27 @@ def test_keys_may_be_merged(tmp_path: Path) -> None:
     assert found == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": {"x": 3, "y": 4}}
 
 
+def test_merges_of_merges_do_not_multiply() -> None:
+    lines = ["x0: &x0 {a: 1}", *(f"x{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 10)}]}}" for i in range(1, 30))]
+    assert read_yaml("\n".join(lines), "it")["x29"] == {"a": 1}
+
+
+@pytest.mark.parametrize("number", ["true", "1.0"])
+def test_only_a_whole_number_is_a_format(number: str, tmp_path: Path) -> None:
+    assert "recipe key format is" in told(lambda: read(f"format: {number}\n", tmp_path))
+
+
+@pytest.mark.parametrize("section", ["task", "method"])
+def test_no_name_is_not_the_default_one(section: str, tmp_path: Path) -> None:
+    assert "''" in told(lambda: read(f"{section}: ''\n", tmp_path))
+    assert read(f"{section}: {{}}\n", tmp_path) == Recipe()
+
+
+def test_all_images_cannot_be_put_aside() -> None:
+    said = told(lambda: prepare(RECIPE.with_settings(["task.validation=0.9999", "task.limit=20"])))
+    assert said == "task.validation and task.public leave no image to train on: put fewer aside"
+
+
 @pytest.mark.parametrize("number", ["1:30", "1:30.5", "010", "-1:30"])
 def test_numbers_are_not_counted_in_sixties_or_eights(number: str, tmp_path: Path) -> None:
     said = told(lambda: read(f"rounds: {number}\n", tmp_path))
@@ -190,7 +211,8 @@ def test_numbers_are_not_counted_in_sixties_or_eights(number: str, tmp_path: Pat
         (["fleet.clients=null"], "fleet.clients is null"),
         (["fleet.capacities=[0]"], "capacity 0 is outside"),
         (["fleet.capacities=['1/0']"], "capacity '1/0' is not a number"),
-        (["fleet.shares=[abc, 1, 1, 1, 1]"], "are not numbers"),
+        (["fleet.shares=[abc, 1, 1, 1, 1]"], "fleet.shares: share 'abc' is not a number"),
+        (["fleet.shares=['1e99999999', 1, 1, 1, 1]"], "fleet.shares: share '1e99999999' is not a number"),
         (["fleet.shares=[2, -1, 0, 0, 0]"], "at least 0 and add up to 1"),
         (["fleet.shares=[1]"], "1 shares for 5 capacities"),
         (["fleet.availability=0"], "availability 0.0 is outside"),

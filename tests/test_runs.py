@@ -554,7 +554,7 @@ def test_a_task_of_ones_own_is_resumed_from_python_only(tmp_path: Path) -> None:
         (["fleet.clients=3000", "task.partition=labels"], "would have none"),
         (["method=fedavg", "method.width=abc"], "capacity 'abc'"),
         (["method=fed_dropout", "method.scope=x"], "method.scope is 'x'"),
-        (["fleet.shares=[abc,1,1,1,1]"], "are not numbers"),
+        (["fleet.shares=[abc,1,1,1,1]"], "share 'abc' is not a number"),
         (["fleet.shares=[2,-1,0,0,0]"], "at least 0 and add up to 1"),
         (["fleet.trace=[]"], "trace is empty"),
         (["fleet.trace=[[-3,1]]"], "names client -3"),

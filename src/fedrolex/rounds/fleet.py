@@ -14,6 +14,7 @@ import numpy as np
 
 from fedrolex.core import FedrolexError, deck, shuffle, uniform, words
 from fedrolex.slicing import Capacity, exact
+from fedrolex.slicing.windows import fraction
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,8 @@ class Fleet:
     @cached_property
     def level_shares(self) -> list[Fraction]:
         """How large a part of the fleet has each level."""
-        try:
-            return [Fraction(str(share)) for share in self.shares or [Fraction(1, len(self.levels))] * len(self.levels)]
-        except (ValueError, ZeroDivisionError):
-            raise FedrolexError(f"shares {self.shares} are not numbers") from None
+        even = [Fraction(1, len(self.levels))] * len(self.levels)
+        return [fraction(share, "fleet.shares: share") for share in self.shares or even]
 
     def capacity(self, client: int, round: int = 0) -> Fraction:
         """What a client can hold in a round."""
