@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,32 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
     assert [each["state"] for each in found] == ["stopped", "damaged"]
     assert "unknown key 'ronuds'" in found[1]["why"]
     assert "damaged" in command("runs", tmp_path)
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("file", ["environment.json", "metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("text", [DEEP, '{"rounds": ' + "9" * 5000 + "}"])
+def test_files_that_json_cannot_hold_are_damaged(file: str, text: str, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", RECIPE)
+    (run.folder / file).write_text(text)
+    found = json.loads(command("runs", tmp_path, "--json"))
+    assert [each["state"] for each in found] == ["damaged" if file == "environment.json" else "stopped"]
+    assert run.rows() == []
+
+
+@pytest.mark.parametrize("name", ["[/red]", "[bold]a", ":+1:", "a1²"])
+def test_names_of_runs_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
+    Run.create(tmp_path / name, RECIPE)
+    assert name in command("runs", tmp_path)
+    assert name in command("compare", tmp_path / name, tmp_path / name)
+
+
+def test_what_is_no_file_is_no_recipe_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / "recipe.yaml")
+    assert json.loads(command("runs", tmp_path, "--json")) == []
 
 
 # --- evaluate ---

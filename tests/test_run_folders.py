@@ -14,7 +14,7 @@ from run_folders import RECIPE, resumed, same, stopped, whole
 from told import told
 from typer.testing import CliRunner, Result
 
-from fedrolex import Callback, Run, prepare
+from fedrolex import Callback, Run, prepare, train
 from fedrolex.cli.app import app
 from fedrolex.runs import lock
 
@@ -85,3 +85,18 @@ def test_of_two_commands_with_one_folder_the_slower_is_refused(tmp_path: Path) -
 def test_a_folder_that_is_empty_is_taken(tmp_path: Path) -> None:
     assert Run.create(tmp_path, RECIPE).recipe() == RECIPE
     assert "exists already" in told(lambda: Run.create(tmp_path, RECIPE))
+
+
+@pytest.mark.parametrize("folder", [".", "", "..", "/"])
+def test_a_new_run_has_a_name(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "name its folder" in told(lambda: train(RECIPE, out=folder))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_goes_on_from_inside_with_what_it_is_compared_with_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stopped(tmp_path / "run", "compare=true", "rounds=1", rounds=1).folder)
+    assert CliRunner().invoke(app, ["resume", "."]).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", *(f"run-alone-{n}" for n in (1, 2, 3))]

@@ -164,6 +164,8 @@ def test_encoding_nothing_and_wrongly() -> None:
     x, y = encode([], ABC)
     assert x.shape == y.shape == (0, 20)
     assert "sentences of 0 words" in told(lambda: encode([], ABC, length=0))
+    for length in (2**60, 10**30):
+        assert "do not fit into memory" in told(lambda length=length: encode([ABC.numbers(["a"])], ABC, length))  # type: ignore[misc]
 
 
 # --- every layout ---

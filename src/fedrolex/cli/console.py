@@ -1,15 +1,17 @@
 """Where commands print for people."""
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 
 def console() -> Console:
-    """Standard output; wide enough for whole lines when it is a file or a pipe."""
-    plain = Console()
-    return plain if plain.is_terminal else Console(width=160)
+    """Standard output, words as they are; wide enough for whole lines when it is a file or a pipe."""
+    as_they_are: dict[str, Any] = {"markup": False, "emoji": False}  # a run may be called [bold] or :+1:
+    plain = Console(**as_they_are)
+    return plain if plain.is_terminal else Console(width=160, **as_they_are)
 
 
 def table(

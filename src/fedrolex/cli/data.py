@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from fedrolex.cli.console import console, table
@@ -55,9 +54,8 @@ def list_command(data: DataFolder = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"data": str(folder), "sets": rows}, indent=1))
         return
-    cells = [(row["name"], row["state"], escape(_how_to_get(row))) for row in rows]
-    title = escape(f"data sets in {folder}")
-    console().print(table(("name", "state", "how to get it"), cells, title, words=3))
+    cells = [(row["name"], row["state"], _how_to_get(row)) for row in rows]
+    console().print(table(("name", "state", "how to get it"), cells, f"data sets in {folder}", words=3))
 
 
 def _how_to_get(row: dict[str, Any]) -> str:

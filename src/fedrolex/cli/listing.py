@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 import yaml
+from rich.text import Text
 
 from fedrolex.cli.console import console, remark, table
 from fedrolex.cli.options import AsJson, RecipeName, Settings
@@ -40,8 +41,8 @@ def list_command(as_json: AsJson = False) -> None:
     screen.print(table(("method", *COLUMNS), rows, words=len(COLUMNS) + 1))
     for kind, names in list(origins.items())[1:]:
         shown = ", ".join(_with_origin(name, origin) for name, origin in names.items())
-        screen.print(f"[bold]{kind}[/bold]: {shown}", highlight=False)
-    screen.print(f"[bold]recipes[/bold]: {', '.join(recipe_names())}", highlight=False)
+        screen.print(Text.assemble((kind, "bold"), f": {shown}"))
+    screen.print(Text.assemble(("recipes", "bold"), f": {', '.join(recipe_names())}"))
     remark(screen, "Your own: package.module:Name instead of a name, or an entry point.")
 
 

@@ -25,7 +25,7 @@ def runs_command(
     """List runs: their state, rounds, accuracy, method and task."""
     if not folder.is_dir():
         raise FedrolexError(f"there is no folder {folder}: give the one in which your runs are")
-    found = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/recipe.yaml")]
+    found = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/recipe.yaml") if path.is_file()]
     every = [_standing(Run(path)) for path in sorted(found, key=_in_order) if not path.name.startswith(".")]
     if as_json:
         typer.echo(json.dumps(every, indent=1))
@@ -120,4 +120,4 @@ def _scored(measured: Mapping[str, Any]) -> str:
 
 def _in_order(path: Path) -> list[Any]:
     """Runs by name, numbers in it as numbers."""
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", str(path))]
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", str(path))]

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedrolex.cli.arguments import build_model, read_inputs
-from fedrolex.cli.console import console, table
+from fedrolex.cli.console import console, remark, table
 from fedrolex.cli.figures import check_figure, draw_axes
 from fedrolex.cli.options import Arguments, AsJson, Inputs
 from fedrolex.core import one_of
@@ -91,7 +91,7 @@ def show(screen: Console, factory: str, axes: Axes, sizes: list[tuple[str, int]]
     kinds = {axis.kind for axis in axes.axes.values()} - {"width"}
     for kind in KINDS:
         if kind in kinds:
-            screen.print(f"  [dim]{kind}: {KINDS[kind]}[/dim]")
+            remark(screen, f"  {kind}: {KINDS[kind]}")
     full = axes.parameters("1")
     screen.print(table(("capacity", "parameters", "share"), [(c, f"{n:,}", f"{n / full:.2%}") for c, n in sizes]))
     _show_frozen(screen, axes)

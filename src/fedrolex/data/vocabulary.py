@@ -119,7 +119,11 @@ def encode(sentences: Sequence[NDArray[np.int64]], vocabulary: Vocabulary, lengt
     """
     if length < 1:
         raise FedrolexError(f"sentences of {length} words: give a length of at least 1")
-    rows = np.full((len(sentences), length + 1), PAD, dtype=np.int64)
+    try:
+        rows = np.full((len(sentences), length + 1), PAD, dtype=np.int64)
+    except (MemoryError, OverflowError, ValueError):
+        many = f"{len(sentences):,} sentences of {length:,} words"
+        raise FedrolexError(f"{many} do not fit into memory: give a shorter length (task.length)") from None
     if sentences:
         kept = [sentence[:length] for sentence in sentences]
         lengths = np.array([len(words) for words in kept])

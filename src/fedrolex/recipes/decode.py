@@ -42,6 +42,12 @@ class _Loader(yaml.SafeLoader):
                 seen.add(name)
         return node
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge ``<<``; of a key that comes in several times, the last: merges of merges would multiply."""
+        super().flatten_mapping(node)
+        names = ((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key) for key, _ in node.value)
+        node.value = list(dict(zip(names, node.value, strict=True)).values())
+
     def as_people_read(self, node: yaml.ScalarNode) -> Any:
         """A number; text where YAML 1.1 would count in sixties or in eights."""
         text = str(self.construct_scalar(node))
@@ -143,7 +149,8 @@ def registered(registry: Registry, data: Any, where: str, default: Any = None) -
     data = {"name": data} if isinstance(data, str) else data
     if not isinstance(data, Mapping):
         raise FedrolexError(f"recipe {where} is {reprlib.repr(data)}: expected a name, or keys and values")
-    name = data.get("name") or registry.name_of(type(default))
+    name = data.get("name")
+    name = registry.name_of(type(default)) if name is None else name
     if not isinstance(name, str):
         raise FedrolexError(f"recipe key {where}.name is {reprlib.repr(name)}: expected a word")
     cls = registry.find(name)

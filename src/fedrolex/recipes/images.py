@@ -163,6 +163,8 @@ class ImagesRecipe(TaskRecipe):
         held = hold_out(len(images.train_y), {"validation": self.validation or 0.0, "public": aside}, seed)
         whole, test = Examples(images.train_x, images.train_y), Examples(images.test_x, images.test_y)
         train = whole.rows(held["rest"]) if self.validation or aside else whole
+        if not len(train):
+            raise FedrolexError("task.validation and task.public leave no image to train on: put fewer aside")
         if self.limit is not None:
             train, test = _some(train, self.limit, seed), _some(test, self.limit, seed)
         parts, test_parts = self.partition.split(train.y, test.y, classes, made, fleet.server_scale, seed)

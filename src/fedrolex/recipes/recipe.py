@@ -134,7 +134,7 @@ class Recipe:
     @staticmethod
     def decode(data: Any) -> Recipe:
         """A recipe from plain data; unknown keys and wrong types are refused in one line."""
-        if isinstance(data, Mapping) and data.get("format") == 1:
+        if isinstance(data, Mapping) and data.get("format") == 1 and type(data["format"]) is int:  # not true, not 1.0
             data = format1.upgraded(data)
         made: Recipe = from_plain(Recipe, data)
         return made

@@ -22,7 +22,7 @@ from fedrolex.runs import checkpoint
 from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.hooks import calling
 from fedrolex.runs.model import Models
-from fedrolex.runs.run import Progress, Run
+from fedrolex.runs.run import UNNAMED, Progress, Run
 from fedrolex.runs.training import Training, pick_device
 from fedrolex.slicing import Axes, Capacity, one_line
 from fedrolex.tasks import Classification, Task
@@ -180,6 +180,7 @@ def train(
 
 def beside(folder: Path, recipe: Recipe) -> Iterator[tuple[str, Path, Recipe]]:
     """What a recipe is compared with, if it says so: what it is, its run's folder, and its recipe."""
+    folder = folder if folder.name not in UNNAMED else folder.resolve()
     for number, (what, other) in enumerate((alternatives(recipe) if recipe.compare else {}).items(), 1):
         yield what, folder.with_name(f"{folder.name}-alone-{number}"), other
 

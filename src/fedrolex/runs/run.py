@@ -37,6 +37,9 @@ Progress = Callable[[dict[str, Any]], None]
 ROW = {"round": int, "void": bool, "dropped": dict, "bytes_down": int, "bytes_up": int, "seconds": float}
 """What the metrics of a round say at least, beside what callbacks and evaluation add."""
 
+UNNAMED = ("", "..")
+"""What paths that do not end in a name (``.``, ``/``, ``..``) have in its place."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -83,7 +86,9 @@ class Run:
 
     @staticmethod
     def refuse(folder: Path) -> None:
-        """Raise, in one line, where a folder cannot be a new run's because there is something in it already."""
+        """Raise, in one line, where a folder cannot be a new run's: without a name, or with something in it already."""
+        if folder.name in UNNAMED:
+            raise FedrolexError(f"a new run cannot be {str(folder)!r}: name its folder, such as {folder / 'run'}")
         if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
             raise FedrolexError(f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}")
 
@@ -121,7 +126,7 @@ class Run:
         for line in self.metrics.read_text(errors="replace").splitlines() if self.metrics.is_file() else ():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 break
             if not (isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in ROW.items())):
                 break
@@ -133,7 +138,7 @@ class Run:
         path = self.folder / "environment.json"
         try:
             return path.is_file() and bool(json.loads(path.read_text()).get("own_task"))
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise FedrolexError(f"{path} is damaged: it must be a JSON object") from None
 
     def evaluate(self, training: Training, *, best: bool = False) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def standing(run: Run) -> dict[str, Any]:
 
 def _summary(run: Run) -> dict[str, Any]:
     """What a finished run said in the end; nothing where there is no such file, or it is damaged."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads((run.folder / "summary.json").read_text())
         return found if isinstance(found, dict) else {}
     return {}
