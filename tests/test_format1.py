@@ -147,3 +147,16 @@ def test_what_0_1_0_refused_is_refused() -> None:
     assert "method.name is 'fedavgg'" in told(lambda: upgraded(name="fedavgg"))
     with pytest.raises(FedrolexError, match="expected keys and values"):
         Recipe.decode({"format": 1, "fleet": 3})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"engine": ["loop"]}, "recipe key engine is ['loop'] (list)"),
+        ({"method": {"name": ["fedbe"]}}, "recipe key method.name is ['fedbe']"),
+        ({"method": {"name": "fedbe", "ensemble": [1]}}, "recipe method.ensemble is [1]: expected keys and values"),
+        ({"fleet": {"server": 1, "server_scale": 2}}, "has an unknown key 'server_scale': it was 'server' then"),
+    ],
+)
+def test_mistakes_in_a_recipe_of_format_1_are_one_line(wrong: dict[str, Any], says: str) -> None:
+    assert says in told(lambda: Recipe.decode({"format": 1, **wrong}))

@@ -174,6 +174,14 @@ def test_merges_of_merges_do_not_multiply() -> None:
     assert read_yaml("\n".join(lines), "it")["x29"] == {"a": 1}
 
 
+def test_a_mix_does_not_take_shares_that_are_given_too() -> None:
+    for words in (
+        ["fleet.shares=[1,0,0,0,0]", "fleet.capacities=income"],
+        ["fleet.capacities=income", "fleet.shares=[1]"],
+    ):
+        assert "has its own shares: leave fleet.shares out" in told(lambda words=words: RECIPE.with_settings(words))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("number", ["true", "1.0"])
 def test_only_a_whole_number_is_a_format(number: str, tmp_path: Path) -> None:
     assert "recipe key format is" in told(lambda: read(f"format: {number}\n", tmp_path))

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import sqlite3
+import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -361,6 +362,15 @@ def test_a_cut_archive(tmp_path: Path) -> None:
     assert "cannot be read as a NumPy archive" in told(lambda: open_users(path))
 
 
+def test_an_array_whose_header_is_no_header(tmp_path: Path) -> None:
+    header = b"[" * 5000
+    with zipfile.ZipFile(write_npz(tmp_path / "users.npz")) as whole, zipfile.ZipFile(tmp_path / "cut.npz", "w") as cut:
+        for name in whole.namelist():
+            broken = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+            cut.writestr(name, broken if name == "tokens.npy" else whole.read(name))
+    assert "cannot be read as a NumPy archive" in told(lambda: open_users(tmp_path / "cut.npz"))
+
+
 def test_hdf5_files_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     h5py = pytest.importorskip("h5py", reason="HDF5 files need h5py")
     path = tmp_path / "users.h5"
@@ -383,8 +393,9 @@ def test_hdf5_files_of_something_else(tmp_path: Path, monkeypatch: pytest.Monkey
         file["examples/e"] = 1
         file["examples/f"] = h5py.SoftLink("/nowhere")
         file.create_dataset("examples/g/tokens", (1,), h5py.vlen_dtype(np.int64))
+        file.create_dataset("examples/j/tokens", (2**33,), "S1", chunks=(1000,))  # says so, and has none of them
     users = open_users(path)
-    for user, name in enumerate("abcdefghi"):
+    for user, name in enumerate("abcdefghij"):
         assert f"user {name}" in told(lambda user=user: users.sentences(user, ABC))  # type: ignore[misc]
 
     def missing(name: str) -> None:

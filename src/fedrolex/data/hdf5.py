@@ -16,6 +16,8 @@ from fedrolex.core import FedrolexError
 from fedrolex.data.users import TextUsers
 from fedrolex.data.vocabulary import split_tokens
 
+MOST = 10_000_000  # sentences of a user; a few bytes can say that there are more than memory holds
+
 
 class Hdf5Users(TextUsers):
     """Users of an HDF5 file, in the order of their names."""
@@ -38,6 +40,8 @@ class Hdf5Users(TextUsers):
         name, file = self.name(user), self._file()
         try:
             tokens = file[b"examples/" + bytes(self._names[user])].get("tokens")
+            if getattr(tokens, "size", None) is not None and tokens.size > MOST:
+                raise ValueError(f"{tokens.size:,} sentences, more than {MOST:,}")
             sentences = list(tokens[()]) if hasattr(tokens, "dtype") else None
         except (OSError, KeyError, AttributeError, MemoryError, TypeError, ValueError, RuntimeError) as error:
             raise FedrolexError(f"{self.path}: user {name} cannot be read: {error}") from None

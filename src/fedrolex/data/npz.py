@@ -7,6 +7,7 @@ two bytes a word.
 """
 
 import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedrolex.core import FedrolexError
 from fedrolex.data.users import NoSentencesError, Users, check_user
 from fedrolex.data.vocabulary import Vocabulary
 
-DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error)
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, tokenize.TokenError)
 KINDS = {"tokens": "ui", "sent_ptr": "ui", "user_ptr": "ui", "users": "U", "vocab": "U"}
 
 

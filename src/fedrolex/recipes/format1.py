@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from fedrolex.core import METHODS
+from fedrolex.core import METHODS, FedrolexError
 
 COMMON = {
     "rounding": "floor", "width": None, "able_only": False, "weighting": None, "norms": "shared", "rows": False,
@@ -38,7 +38,7 @@ def upgraded(old: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe of format 1 as one of format 2; what is wrong with it is found when it is read."""
     new = {key: value for key, value in old.items() if key != "compiled"} | {"format": 2}
     engine = old.get("engine", "loop")
-    new["engine"] = ENGINES.get(engine, engine)
+    new["engine"] = ENGINES.get(engine, engine) if isinstance(engine, str) else engine
     if isinstance(old.get("fleet"), Mapping):
         new["fleet"] = _renamed(old["fleet"], "server", "server_scale")
     if isinstance(old.get("method"), Mapping):
@@ -47,12 +47,16 @@ def upgraded(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(section: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    if new in section:
+        raise FedrolexError(f"recipe of format 1 has an unknown key {new!r}: it was {old!r} then; or say format: 2")
     return {new if key == old else key: value for key, value in section.items()}
 
 
 def _method(bag: Mapping[str, Any]) -> dict[str, Any]:
     """The section of the named method alone."""
     name = bag.get("name", "fedrolex")
+    if not isinstance(name, str):
+        return dict(bag)
     foreign = {*(key for keys in OWN.values() for key in keys), *SECTIONS.values()} - {*OWN.get(name, ())}
     known = {each.name for each in fields(METHODS.find(name))}
     found: dict[str, Any] = {"name": name}
@@ -61,7 +65,10 @@ def _method(bag: Mapping[str, Any]) -> dict[str, Any]:
         if not dropped and not (key in ("weighting", "denominator") and value is None):  # null was the method's own
             unnamed = key == "server_optimizer" and _default(key, value)  # its settings counted for nothing
             found[key] = COMMON[key] if unnamed else value
-    return found | dict(bag.get(SECTIONS.get(name, ""), None) or {})
+    own = bag.get(SECTIONS.get(name, ""), None) or {}
+    if not isinstance(own, Mapping):
+        raise FedrolexError(f"recipe method.{SECTIONS[name]} is {own!r}: expected keys and values")
+    return found | dict(own)
 
 
 def _default(key: str, value: Any) -> bool:

@@ -43,7 +43,7 @@ def changed(data: dict[str, Any], words: Sequence[str], method: Method) -> dict[
             section = section.get(step) if isinstance(section, dict) else None
         if not isinstance(section, dict):
             raise FedrolexError(f"--set {key}: there is no section {'.'.join(path)!r} in a recipe")
-        if key == "fleet.capacities" and isinstance(value, str):
+        if key == "fleet.capacities" and isinstance(value, str) and "fleet.shares" not in dict(pairs):
             section["shares"] = None  # a mix has its own
         if key in CHOICES and isinstance(value, str):
             section[last] = _started(key, value, section[last], method)
