@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,20 @@ def test_files_that_json_cannot_hold_are_damaged(file: str, text: str, tmp_path:
     found = json.loads(command("runs", tmp_path, "--json"))
     assert [each["state"] for each in found] == ["damaged" if file == "environment.json" else "stopped"]
     assert run.rows() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"bytes_down": 10**400}, {"seconds": float("nan")}, {"global_accuracy": "high"}, {"validation_accuracy": []}],
+)
+def test_metrics_that_are_no_numbers_are_damaged(wrong: dict[str, object], runs: Path, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(runs / "a-2", tmp_path / "run"))
+    rows = run.rows()
+    run.metrics.write_text("".join(json.dumps(row | wrong) + "\n" for row in rows))
+    assert (run.rows(), len(rows)) == ([], 4)
+    assert "stopped" in command("runs", tmp_path)
+    assert "run" in command("compare", run.folder, runs / "a-10")
+    assert "does not hold rounds 0 to 3 any more" in fails("resume", run.folder)
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]a", ":+1:", "a1²"])

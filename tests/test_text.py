@@ -19,6 +19,7 @@ import torch
 from example_writer import example
 from told import told
 
+from fedrolex import Recipe, prepare
 from fedrolex.data.jsonl import _line_bounds
 from fedrolex.data.sqlite import SqliteUsers
 from fedrolex.data.users import TextUsers, open_users
@@ -431,6 +432,12 @@ def test_sqlite_files_of_something_else(statement: str, says: str, tmp_path: Pat
     first = [f"DROP TABLE {statement.split()[2]}"] if "VIEW" in statement else []
     path = write_sqlite(tmp_path / "users.sqlite", TEXT, *first, statement)
     assert says in told(lambda: open_users(path).sentences(0, ABC))
+
+
+def test_a_damaged_split_to_test_on_is_not_passed_over(tmp_path: Path) -> None:
+    path = write_sqlite(tmp_path / "users.sqlite", TEXT, "INSERT INTO client_metadata VALUES (X'FF', 'test', 1)")
+    words = ["task=words", f"task.data={path}", "fleet.clients=null", "fleet.cohort=1"]
+    assert "not a name and a number" in told(lambda: prepare(Recipe(device="cpu").with_settings(words)))
 
 
 def test_an_sqlite_file_is_never_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedrolex.core import FedrolexError
 from fedrolex.data.example_proto import bytes_features
-from fedrolex.data.users import TextUsers, check_user
+from fedrolex.data.users import NoSplitError, TextUsers, check_user
 from fedrolex.data.vocabulary import split_tokens
 
 SCANNED = 10_000  # users up to which looking through the whole table for one of them is put up with
@@ -42,7 +42,7 @@ class SqliteUsers(TextUsers):
             if not names:
                 rows = connection.execute("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
                 found = ", ".join(str(row[0]) for row in rows)
-                raise FedrolexError(f"{path} has no split {split!r}: it has {found or 'none'}")
+                raise NoSplitError(f"{path} has no split {split!r}: it has {found or 'none'}")
             plan = connection.execute(f"EXPLAIN QUERY PLAN {LOOK_UP}", (split, "")).fetchall()
             if len(names) > SCANNED and not any("client_id=?" in str(step[3]) for step in plan):
                 raise FedrolexError(f"{path} has {len(names)} users and no index to find one by: run once {INDEX}")

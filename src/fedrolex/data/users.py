@@ -92,7 +92,7 @@ def open_users(path: Path, split: str = "train") -> Users:
     ending = path.stem.rpartition("_")[2]
     held = ending if ending in SPLITS else "train"
     if split != held:
-        raise FedrolexError(f"{path} has no split {split!r}: it is {held} and nothing else")
+        raise NoSplitError(f"{path} has no split {split!r}: it is {held} and nothing else")
     if suffix == ".jsonl":
         return JsonlUsers(path)
     return NpzUsers(path) if suffix == ".npz" else Hdf5Users(path)
@@ -103,6 +103,10 @@ class NoSentencesError(FedrolexError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"user {name} has no sentences: leave such users out")
+
+
+class NoSplitError(FedrolexError):
+    """A file has no such split, only others."""
 
 
 def check_user(user: int, count: int) -> None:

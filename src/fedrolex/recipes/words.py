@@ -12,7 +12,7 @@ from torch import nn
 
 from fedrolex.core import FedrolexError, check_numbers, check_words
 from fedrolex.data.get import STACKOVERFLOW_H5, find_source, lacking
-from fedrolex.data.users import Users, open_users
+from fedrolex.data.users import NoSplitError, Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.methods import Method
 from fedrolex.models import WordTransformer
@@ -147,7 +147,7 @@ class WordsRecipe(TaskRecipe):
             return open_users(train), open_users(test, "test")
         users = open_users(path)
         if path.suffix in (".sqlite", ".db"):
-            with suppress(FedrolexError):  # a file without that split
+            with suppress(NoSplitError):
                 return users, open_users(path, "test")
         return users, None
 

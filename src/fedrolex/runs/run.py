@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 import torch
@@ -31,11 +32,14 @@ from fedrolex.runs.callbacks import MetricsFile, tell
 from fedrolex.runs.lock import locked
 from fedrolex.runs.model import Models
 from fedrolex.runs.training import Training
-from fedrolex.tasks.metrics import score, short
+from fedrolex.tasks.metrics import SCORES, score, short
 
 Progress = Callable[[dict[str, Any]], None]
 ROW = {"round": int, "void": bool, "dropped": dict, "bytes_down": int, "bytes_up": int, "seconds": float}
 """What the metrics of a round say at least, beside what callbacks and evaluation add."""
+
+JUDGED = (*SCORES, "validation_accuracy", "loss")
+"""What the metrics of a round may say of the model."""
 
 UNNAMED = ("", "..")
 """What paths that do not end in a name (``.``, ``/``, ``..``) have in its place."""
@@ -128,7 +132,7 @@ class Run:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 break
-            if not (isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in ROW.items())):
+            if not _is_a_round(row):
                 break
             rows.append(row)
         return rows
@@ -309,6 +313,19 @@ class Run:
         Models.of(training).write(self.folder)
         checkpoint.write_whole(self.folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
         return summary
+
+
+def _is_a_round(row: Any) -> bool:
+    """Whether metrics say at least what those of a round say, and say it in numbers that are finite."""
+    if not (isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in ROW.items())):
+        return False
+    numbers = [
+        row["bytes_down"],
+        row["bytes_up"],
+        row["seconds"],
+        *(row[key] for key in JUDGED if row.get(key) is not None),
+    ]
+    return all(isinstance(number, int | float) and abs(number) <= float_info.max for number in numbers)
 
 
 def environment() -> dict[str, Any]:
