@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,7 @@ def test_coverage_says_what_lockstep_rolling_misses() -> None:
         (["--input", "2x8:int64:²"], "'²' is not a number of values"),
         (["--input", "2x8:float32:7"], "'7' is not a number of values: only integers have one"),
         (["--input", "99999999999999999999x2"], "--input '99999999999999999999x2': "),
+        (["--input", "9" * 5000], "is not a shape"),
         (["--input", "2x3:qint8"], "--input '2x3:qint8': "),
         (["--input", "a=2x3", "--input", "2x3"], "--input a=2x3 --input 2x3 have a name: give all inputs one, or none"),
         (["--input", "2x3", "--input", "a=2x3"], "--input 2x3 --input a=2x3 have a name: give all inputs one, or none"),
@@ -157,6 +159,23 @@ def test_slice_with_a_mistake(words: list[str], says: str) -> None:
 )
 def test_slice_of_what_is_not_a_model(factory: str, says: str) -> None:
     assert says in fails("slice", factory)
+
+
+MADE = torch.nn.Linear(2, 2)
+
+
+def test_a_model_that_is_made_takes_no_arguments() -> None:
+    said = fails("slice", "test_cli:MADE", "--input", "2x2", "--arg", "out_features=3")
+    assert said == "test_cli:MADE is a module that is made already, --arg out_features=3 does nothing: leave it out"
+
+
+def test_letters_that_a_terminal_has_not_are_written_as_numbers(tmp_path: Path) -> None:
+    (tmp_path / "☃").mkdir()
+    words = [sys.executable, "-m", "fedrolex", "runs", str(tmp_path / "☃")]
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(words, capture_output=True, text=True, env=plain)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"no runs in {tmp_path}/\\u2603\n"
 
 
 def test_coverage_with_a_mistake() -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
@@ -49,6 +50,9 @@ def _root(
 
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # letters that a terminal has not, bytes in a file's name
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C: finished rounds are kept
     try:
         app()

@@ -65,6 +65,8 @@ def build_model(path: str, pairs: Sequence[str]) -> nn.Module:
         if not callable(model):
             raise FedrolexError(f"{path} is a {type(model).__name__}: give a function or class that makes a module")
         model = call(model, pairs, path)
+    elif pairs:
+        raise FedrolexError(f"{path} is a module that is made already, --arg {pairs[0]} does nothing: leave it out")
     if not isinstance(model, nn.Module):
         raise FedrolexError(f"{path} made a {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -98,7 +100,7 @@ def read_inputs(words: Sequence[str], model: nn.Module | None = None) -> Any:
 def _tensor(word: str, spec: str) -> Tensor:
     shape_text, _, rest = spec.partition(":")
     dtype_text, _, high_text = rest.partition(":")
-    if not re.fullmatch(r"\d+(x\d+)*", shape_text):
+    if not re.fullmatch("[0-9]{1,18}(x[0-9]{1,18})*", shape_text):
         raise FedrolexError(f"--input {word!r}: {shape_text!r} is not a shape: give e.g. 2x3x32x32 or 2x20:int64:1000")
     shape = [int(n) for n in shape_text.split("x")]
     if 0 in shape:
