@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from run_folders import RECIPE, files, same, stopped, whole
+from told import told
 from typer.testing import CliRunner
 
-from fedrolex import FedrolexError, Run
+from fedrolex import FedrolexError, Run, load
 from fedrolex.cli.app import app
 from fedrolex.runs import checkpoint, lock
 
@@ -94,6 +95,13 @@ def test_metrics_that_are_no_numbers_are_damaged(wrong: dict[str, object], runs:
     assert "stopped" in command("runs", tmp_path)
     assert "run" in command("compare", run.folder, runs / "a-10")
     assert "does not hold rounds 0 to 3 any more" in fails("resume", run.folder)
+
+
+@pytest.mark.parametrize("said", ["9" * 5000, "²", ""])
+def test_a_model_is_of_a_round(said: str, runs: Path, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(runs / "a-2", tmp_path / "run"))
+    checkpoint.write(run.checkpoint, checkpoint.read(run.checkpoint)[0], {"round": said})
+    assert "does not say its round" in told(lambda: load(run.folder))
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]a", ":+1:", "a1²"])

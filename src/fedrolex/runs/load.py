@@ -40,9 +40,10 @@ def load(
     tensors, about = checkpoint.read(opened.checkpoint)
     if about["format"] == "1":
         tensors = format1.in_sections(tensors, training.server.state)
-    if not about.get("round", "").isdecimal():
+    said = about.get("round", "")
+    if not (said.isascii() and said.isdigit() and len(said) < 19):
         raise FedrolexError(f"checkpoint {opened.checkpoint} does not say its round: there is no model to load")
-    training.restore(tensors, int(about["round"]))
+    training.restore(tensors, int(said))
     models = Models.of(training)
     found = models.read(opened.folder, capacity)
     if found is not None:
