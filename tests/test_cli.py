@@ -161,6 +161,19 @@ def test_slice_of_what_is_not_a_model(factory: str, says: str) -> None:
     assert says in fails("slice", factory)
 
 
+def test_coverage_does_not_simulate_for_hours() -> None:
+    words = ["--input", "2x3x32x32", "--times", "1000", "--indices", "4096", "--trials", "100000"]
+    said = fails("coverage", MODEL, *words)
+    assert said.endswith("at most 500,000,000 are drawn, give fewer --trials")
+
+
+def test_a_data_folder_that_is_a_link_to_itself_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    words = ["--data", str(tmp_path / "loop")]
+    assert CliRunner().invoke(app, ["data", "list", *words]).exit_code == 0
+    assert "cifar10" in fails("train", "--set", "task.data=cifar10", "--out", str(tmp_path / "run"), *words)
+
+
 MADE = torch.nn.Linear(2, 2)
 
 

@@ -604,6 +604,24 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         prepare(RECIPE.with_settings([f"weights={tmp_path / 'some.safetensors'}"]))
 
 
+@pytest.mark.parametrize(("dtype", "factor", "finite"), [("float8_e4m3fn", 1, True), ("float64", 1e300, False)])
+def test_weights_are_finite_in_the_models_own_precision(
+    dtype: str, factor: float, finite: bool, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    own = prepare(RECIPE).server.state["model"]
+    given = {name: (tensor.double() * factor).to(getattr(torch, dtype)) for name, tensor in own.items()}
+    save_file(given, tmp_path / "some.safetensors")
+    recipe = RECIPE.with_settings([f"weights={tmp_path / 'some.safetensors'}"])
+    if finite:
+        found = prepare(recipe).server.state["model"]
+        assert all(torch.equal(found[name], tensor.to(own[name].dtype)) for name, tensor in given.items())
+    else:
+        with pytest.raises(FedrolexError, match="is not finite: nothing can be trained from it"):
+            prepare(recipe)
+
+
 def test_bytes_are_what_is_sent() -> None:
     training = prepare(RECIPE.with_settings(["fleet.cohort=10"]))
     row = training.run_round()

@@ -20,6 +20,7 @@ from fedrolex.theory.coverage import Coverage, coverage
 
 MODEL = "fedrolex.models:preresnet18"
 SPREAD = "spread"
+DRAWN = 500_000_000  # sub-models in the trials of a simulation
 MOST = 10_000_000  # windows that are counted; a minute for each million
 
 
@@ -91,6 +92,9 @@ def coverage_command(
     if (windows := clients * count * len(betas) * len(chosen)) > MOST:
         asked = f"{clients:,} clients in {count:,} rounds, for every scheme and capacity, have {windows:,} windows"
         raise FedrolexError(f"{asked}: at most {MOST:,} are counted, give fewer --clients or --rounds")
+    if theory and (draws := trials * max(indices or INDICES) * max(times or TIMES)) > DRAWN:
+        asked = f"{trials:,} trials with so many --indices and --times draw {draws:,} sub-models and more"
+        raise FedrolexError(f"{asked}: at most {DRAWN:,} are drawn, give fewer --trials")
     lemmas = lemma_rows(indices or INDICES, times or TIMES, trials, seed) if theory else []
     layer = node_rows(nodes, betas, trials, seed) if theory else []
     found = _count(axes, chosen, betas, clients, count, quiet=as_json)

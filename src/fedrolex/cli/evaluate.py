@@ -29,7 +29,7 @@ def evaluate_command(
         raise FedrolexError(f"{run} trains a task given in Python: measure it with {how}")
     recipe = opened.recipe().with_settings(settings or [])
     opened.check(recipe)
-    recipe = recipe if data is None else replace(recipe, data=str(Path(data).resolve()))
+    recipe = recipe if data is None else replace(recipe, data=str(Path(data).absolute()))
     found = opened.evaluate(prepare(replace(recipe, callbacks=[])), best=best)
     row = next((row for row in opened.rows() if row["round"] == found["round"]), {})
     rounds, measured = found.pop("round") + 1, numbers_of(found)

@@ -70,7 +70,7 @@ def train_command(
     """Train one recipe or several; with none, the quickstart."""
     if seed is not None and seeds is not None:
         raise FedrolexError("give --seed or --seeds, not both")
-    options = {"engine": engine, "device": device, "seed": seed, "data": data and str(Path(data).resolve())}
+    options = {"engine": engine, "device": device, "seed": seed, "data": data and str(Path(data).absolute())}
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     names = recipes or [QUICKSTART]
     bases = [replace(find_recipe(name).with_settings(settings or []), **given).with_whole_paths() for name in names]
@@ -100,7 +100,7 @@ def resume_command(
         raise FedrolexError(f"{run} trains a task given in Python: go on with {how}")
     recipe = opened.recipe().with_settings(settings or [])
     opened.check(recipe)
-    recipe = recipe if data is None else replace(recipe, data=str(Path(data).resolve()))
+    recipe = recipe if data is None else replace(recipe, data=str(Path(data).absolute()))
     compared = replace(recipe, compare=recipe.compare and not run.name.startswith("seed-"))
     plans = _plans(recipe.method.name, run, compared)
 

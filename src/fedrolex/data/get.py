@@ -115,6 +115,8 @@ def lacking(source: Source, folder: Path) -> str | None:
         source.check(folder)
     except (FileNotFoundError, NotADirectoryError) as error:
         return f"{error.filename} is missing"
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
     except FedrolexError as error:
         return str(error)
     return None

@@ -56,13 +56,15 @@ class Training:
 
     def __post_init__(self) -> None:
         server, method = self.server, self.method
-        server.view = method.view(server.task)
+        with calling(method, "view"):
+            server.view = method.view(server.task)
         with calling(method, "windows"):
             server.scheme = method.windows(server)
         server.state |= begun(method, server)
         if method.needs.client_state and server.clients is None:
             server.clients = ClientStates()
-        self.label_axis = method.label_axis(server)
+        with calling(method, "label_axis"):
+            self.label_axis = method.label_axis(server)
         self._parameters = max(sum(p.numel() for p in n.module.parameters()) for n in server.networks.values())
         self._loop: Loop | None = None
         self._ran: dict[Engine, None] = {}
@@ -81,11 +83,14 @@ class Training:
         server, method = self.server, self.method
         jobs = self._coming.pop(server.round, None) or jobs_of(method, server, server.round)
         self._coming.clear()
-        plan = self.plan([job for job in jobs if method.waits_for(job)])
+        with calling(method, "waits_for"):
+            plan = self.plan([job for job in jobs if method.waits_for(job)])
         round, taken, failures = self._gather(plan)
         failures |= {str(job.client): LATE for job in jobs if not method.waits_for(job)}
         sent = {job.key: job for job in plan.jobs}
-        traffic = [method.traffic(server, sent.get(job.key, job), taken.get(job.key)) for job in jobs]
+        with calling(method, "traffic"):
+            traffic = [method.traffic(server, sent.get(job.key, job), taken.get(job.key)) for job in jobs]
+            down, up = sum(down for down, _ in traffic), sum(up for _, up in traffic)
         losses = [upload.loss for upload in taken.values()]
         clients = {upload.job.client for upload in taken.values()}
         row: dict[str, Any] = {
@@ -94,8 +99,8 @@ class Training:
             "dropped": failures,
             "void": len(clients) < self.quorum,
             "train_loss": sum(losses) / len(losses) if losses else None,
-            "bytes_down": sum(down for down, _ in traffic),
-            "bytes_up": sum(up for _, up in traffic),
+            "bytes_down": down,
+            "bytes_up": up,
         }
         if not row["void"]:
             new = self._finished(round)
@@ -187,6 +192,9 @@ class Training:
         wrong = next((name for name, tensor in (upload.kept or {}).items() if not isinstance(tensor, Tensor)), None)
         if wrong is not None:
             return f"wants to keep {wrong!r}, which is not a tensor"
+        if upload.kept and self.server.clients is None:
+            remedy = "say needs = Needs(client_state=True) in the class"
+            raise FedrolexError(f"clients of method {self.method.name} keep tensors between rounds: {remedy}")
         with calling(self.method, "take"):
             try:
                 self.method.take(round, upload)
@@ -294,7 +302,7 @@ class Training:
         for name, tensor in given.items():
             if _kind(tensor) != _kind(own[name]):
                 raise FedrolexError(f"tensor {name!r} is {tensor.dtype}; this model's is {own[name].dtype}")
-            if not_finite({name: tensor}) and not not_finite({name: own[name]}):
+            if not_finite({name: tensor.to(own[name].dtype)}) and not not_finite({name: own[name]}):
                 raise FedrolexError(f"tensor {name!r} is not finite: nothing can be trained from it")
         for name, tensor in given.items():
             own[name].copy_(tensor)
