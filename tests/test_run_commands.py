@@ -104,6 +104,16 @@ def test_a_model_is_of_a_round(said: str, runs: Path, tmp_path: Path) -> None:
     assert "does not say its round" in told(lambda: load(run.folder))
 
 
+def test_a_model_file_is_of_the_models_type_and_finite(runs: Path, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(runs / "a-2", tmp_path / "run"))
+    path = run.folder / "model.safetensors"
+    tensors, about = checkpoint.read(path)
+    for wrong in ({n: t.half() for n, t in tensors.items()}, {n: t / 0 for n, t in tensors.items()}):
+        checkpoint.write(path, wrong, {"round": about["round"]})
+        assert "does not fit the run's model: look at tensor" in told(lambda: load(run.folder))
+    assert "load() was given a str" in told(lambda: load(run.folder, task="digits"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["[/red]", "[bold]a", ":+1:", "a1²"])
 def test_names_of_runs_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
     Run.create(tmp_path / name, RECIPE)

@@ -12,6 +12,7 @@ from fedrolex.methods import Method
 from fedrolex.models import static_norms, with_statistics
 from fedrolex.models.norms import Moments
 from fedrolex.rounds import Server
+from fedrolex.rounds.finite import not_finite
 from fedrolex.runs import checkpoint
 from fedrolex.runs.hooks import calling
 from fedrolex.runs.training import Training
@@ -67,7 +68,9 @@ class Models:
         found = {n: Moments(0, tensors[f"{n}.running_mean"], tensors[f"{n}.running_var"]) for n in has}
         model = with_statistics(bare, found) if found else copy.deepcopy(bare).eval()
         own = _tensors(model)
-        wrong = [n for n in {**own, **tensors} if n not in own or n not in tensors or own[n].shape != tensors[n].shape]
+        kinds = [{name: (t.shape, t.dtype) for name, t in each.items()} for each in (own, tensors)]
+        wrong = [name for name in {**own, **tensors} if kinds[0].get(name) != kinds[1].get(name)]
+        wrong = wrong or [name for name in own if not_finite({name: tensors[name]})]
         if wrong:
             raise FedrolexError(f"{path} does not fit the run's model: look at tensor {wrong[0]!r}")
         for name, tensor in own.items():
