@@ -112,6 +112,7 @@ def test_a_model_file_is_of_the_models_type_and_finite(runs: Path, tmp_path: Pat
         checkpoint.write(path, wrong, {"round": about["round"]})
         assert "does not fit the run's model: look at tensor" in told(lambda: load(run.folder))
     assert "load() was given a str" in told(lambda: load(run.folder, task="digits"))  # type: ignore[arg-type]
+    assert "load() was given a Run where it takes the path" in told(lambda: load(run))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]a", ":+1:", "a1²"])

@@ -32,6 +32,8 @@ def load(
         task: model and data, where the run was given them in Python; else the recipe's data must be there.
         device: where the model is put: cpu, cuda or auto.
     """
+    if not isinstance(run, str | Path):
+        raise FedrolexError(f"load() was given a {type(run).__name__} where it takes the path of a run's folder")
     if task is not None and not isinstance(task, Task):
         raise FedrolexError(f"load() was given a {type(task).__name__} where it takes a Task or None")
     opened = Run.open(Path(run))
