@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,29 @@ def grown(state: dict[str, Any]) -> dict[str, Any]:
         ("begin", lambda plain, server: {MODEL: server.state[MODEL]}, "which the model has"),
         ("jobs", lambda plain, *_: None, "jobs() of method"),
         ("jobs", lambda plain, *_: [*plain(), plain()[0]], "two jobs of one name"),
+        (
+            "jobs",
+            lambda plain, *_: [replace(job, client=-1) for job in plain()[:1]],
+            "asks client -1: there are 0 to 3",
+        ),
+        ("jobs", lambda plain, *_: [replace(job, sections=()) for job in plain()], "no sections"),
+        (
+            "begin",
+            lambda plain, _: {"a:b": {"x": torch.zeros(2)}},
+            "a section is called 'a:b': use a word without a colon",
+        ),
+        ("networks", lambda plain, _: {MODEL: torch.nn.Linear(1, 1)}, "{name: Network}, each from setup.network(...)"),
+        ("networks", lambda plain, _: {"other": plain()[MODEL]}, "has no 'model', the main one"),
+        ("view", lambda plain, _: 1 / 0, "view() of method"),
+        ("label_axis", lambda plain, _: 1 / 0, "label_axis() of method"),
+        ("waits_for", lambda plain, _: 1 / 0, "waits_for() of method"),
+        ("traffic", lambda plain, *_: None, "traffic() of method"),
+        ("traffic", lambda plain, *_: (float("nan"), 0), "it must return two whole numbers, bytes"),
+        ("take", lambda plain, *_: sys.exit(1), "take() of method"),
+        ("begin", lambda plain, _: {"a": {"x": torch.zeros(2, device="meta")}}, "tensors that have values"),
+        ("begin", lambda plain, _: {"a": {3: torch.zeros(2)}}, "tensors that have values"),
+        ("evaluate", lambda plain, *_: None, "could not be evaluated"),
+        ("judged", lambda plain, _: torch.nn.Linear(9, 2), "could not be evaluated"),
         ("jobs", lambda plain, *_: [replace(job, network="other") for job in plain()], "network 'other'"),
         ("send", lambda plain, *_: {"a": 0.5}, "{section: {name: tensor}}"),
         ("take", lambda plain, *_: {"a": 1}["x"], "take() of method"),
@@ -80,6 +104,12 @@ def test_a_lack_of_memory_inside_a_hook_stays_one() -> None:
         training(with_hook("finish", full)).run_round()
     with pytest.raises(torch.OutOfMemoryError):
         training(with_hook("take", lambda plain, *_: full(plain, None))).run_round()
+
+
+def test_what_clients_keep_must_have_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hoarding, "kept", torch.zeros(2))
+    with pytest.raises(FedrolexError, match="keep tensors between rounds: say needs = Needs"):
+        training(with_hook("work", lambda plain, _: Hoarding())).run_round()
 
 
 class Forgetful(LocalTraining):

@@ -10,7 +10,8 @@ import torch
 from small import Residual, residual_axes
 from torch import nn
 
-from fedrolex import Axes, FedrolexError, Fold, Hints, Rolling, Window, trace
+from fedrolex import Axes, FedrolexError, Fold, Hints, Ordered, Rolling, Select, Window, coverage, pick, spread, trace
+from fedrolex.slicing import Arc
 
 MODEL, AXES = residual_axes()
 X = torch.randn(2, 3, 8, 8)
@@ -35,6 +36,21 @@ def part(**changed: Any) -> dict[str, Any]:
 class Decides(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x
+
+
+def damaged(key: str, value: Any) -> dict[str, Any]:
+    data = AXES.encode()
+    data["tensors"]["a.bias"][key] = value
+    return data
+
+
+def made_by(factory: Any) -> nn.Module:
+    axes = trace(MODEL, X, Hints(factory=factory))
+    return axes.cut(MODEL, Rolling().window(axes, round=0, capacity="1/2"))
+
+
+def rolled(offset: Any) -> Window:
+    return Rolling(offset=offset).window(AXES, round=0, capacity="1/2")
 
 
 MISTAKES: list[tuple[Any, str]] = [
@@ -64,6 +80,58 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: Rolling().window(AXES, round="1", capacity="1"), "round '1' is not a whole number"),  # type: ignore[arg-type]
     (lambda: Rolling().window(MODEL, round=1, capacity="1"), "axes is a Residual"),  # type: ignore[arg-type]
     (lambda: Rolling(offset=3), "offset 3 is not a function"),  # type: ignore[arg-type]
+    (lambda: AXES[None], "no axis None"),  # type: ignore[index]
+    (lambda: AXES.freeze(["stem"]), "no axis ['stem']"),  # type: ignore[arg-type]
+    (lambda: AXES.widths("1/2", "up"), "rounding is 'up': use one of floor, ceil"),  # type: ignore[arg-type]
+    (lambda: AXES.shape("z"), "the model has no tensor 'z'"),
+    (lambda: AXES.region("z", WINDOW), "the model has no tensor 'z'"),
+    (lambda: AXES.load(MODEL, {"a.bias": torch.zeros(6, dtype=torch.int64)}), "a.bias holds torch.int64, not real"),
+    (lambda: AXES.load(MODEL, {"a.bias": torch.zeros(6, dtype=torch.complex64)}), "not real numbers"),
+    (lambda: AXES.load(MODEL, {"a.bias": torch.zeros(6, device="meta")}), "a.bias is on the meta device"),
+    (lambda: AXES.put(dict(AXES.state(MODEL)), {"a.bias": torch.zeros(3).bool()}, WINDOW), "not real numbers"),
+    (lambda: AXES.put(dict(AXES.state(MODEL)), {"a.bias": torch.zeros(3).to_sparse()}, WINDOW), "a.bias is sparse"),
+    (lambda: AXES.put({}, part(), WINDOW), "is a NoneType, not a tensor"),
+    (lambda: AXES.put(dict(AXES.state(MODEL)), None, WINDOW), "state is a NoneType"),  # type: ignore[arg-type]
+    (lambda: AXES.take(AXES.state(MODEL), WINDOW, out={}), "is a NoneType, not a tensor"),
+    (lambda: AXES.take(AXES.state(MODEL), WINDOW, out=AXES.state(MODEL)), "this window's part has"),
+    (lambda: Axes.decode([1]), "axes have format None"),  # type: ignore[arg-type]
+    (lambda: Axes.from_json(None), "not JSON"),  # type: ignore[arg-type]
+    (lambda: Axes.decode(damaged("role", "state")), "lacks its role, or what it reads"),
+    (lambda: Axes.decode(damaged("reads", [9])), "lacks its role, or what it reads"),
+    (lambda: Hints(kind=None), "hints.kind is None"),  # type: ignore[arg-type]
+    (lambda: Hints(kind={"a": "wide"}), "hints.kind is {'a': 'wide'}"),  # type: ignore[dict-item]
+    (lambda: Hints(factory="Net"), "hints.factory is a str: give a function"),  # type: ignore[arg-type]
+    (lambda: made_by(lambda sizes: None), "the factory of the hints gives a NoneType"),
+    (lambda: made_by(lambda sizes: sizes["no"]), "the factory of the hints failed: KeyError"),
+    (lambda: made_by(lambda sizes: nn.ReLU()), "the sub-model has no parameters"),
+    (lambda: Arc(0.5, 1, 8), "a window of 0.5: give whole numbers"),  # type: ignore[arg-type]
+    (lambda: pick([0.5, 1.7], 8), "a window of [0.5, 1.7]: give indices, whole numbers"),  # type: ignore[list-item]
+    (lambda: pick("12", 8), "a window of '12': give indices"),  # type: ignore[arg-type]
+    (lambda: pick(np.array([True, False]), 8), "those of a mask are mask.nonzero()"),
+    (lambda: pick(None, 8), "a window of None"),  # type: ignore[arg-type]
+    (lambda: pick([1], "8"), "an axis of '8'"),  # type: ignore[arg-type]
+    (lambda: Window(None), "a window of a NoneType"),  # type: ignore[arg-type]
+    (lambda: rolled(offset=lambda *a: None), "the scheme Rolling failed: TypeError"),
+    (lambda: rolled(offset=lambda *a: 0.5), "a window of 0.5"),
+    (lambda: Rolling().window(AXES, round=np.array([1, 2]), capacity="1"), "is not a whole number"),  # type: ignore[arg-type]
+    (lambda: spread(1.5), "spread over 1.5 clients"),  # type: ignore[arg-type]
+    (lambda: Ordered(widths=[]), "a scheme of no widths"),
+    (lambda: Select(keys=lambda r, c: {"stem": [0.5]}).window(AXES, round=0, capacity="1"), "give indices"),  # type: ignore[dict-item]
+    (lambda: coverage(None, Rolling(), ["1"], 1), "coverage of NoneType and Rolling"),  # type: ignore[arg-type]
+    (lambda: Fold(MODEL, {}), "axes is a Residual"),  # type: ignore[arg-type]
+    (lambda: Fold(AXES, {}, order=3), "the ids of clients"),  # type: ignore[arg-type]
+    (lambda: fold().add([1], part(), WINDOW), "the ids of clients"),  # type: ignore[arg-type]
+    (lambda: fold().add(0, part(), Window({"stem": Arc(0, 3, 99)})), "takes axis 'stem' for one of 99 indices"),
+    (lambda: fold().add(0, part(), WINDOW, rows={"head": b"1"}), "rows of head are b'1'"),  # type: ignore[dict-item]
+    (lambda: Axes.decode(damaged("floating", "no")), "lacks its role, or what it reads"),
+    (
+        lambda: Fold(AXES, AXES.state(MODEL), order=[1, 2]).average(),
+        "client 1 has not reported: add its update, or skip",
+    ),
+    (lambda: fold().sum("z"), "the fold has no tensor 'z'"),
+    (lambda: ended().sum("a.bias"), "this fold has ended"),
+    (lambda: fold().add_all([0, 1], [part()], WINDOW, [1.0]), "give every client, at least one, its part"),
+    (lambda: fold().add_all([0, 0], [part(), part()], WINDOW, [1.0, 1.0]), "names client 0 twice"),
     (lambda: trace(Residual, X), "model is the class Residual: give an instance"),  # type: ignore[arg-type]
     (lambda: trace(MODEL.state_dict(), X), "model is a OrderedDict"),  # type: ignore[arg-type]
     (lambda: trace(torch.compile(MODEL), X), "the model is compiled"),  # type: ignore[arg-type]

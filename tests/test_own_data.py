@@ -26,6 +26,9 @@ from fedrolex import (
     Fjord,
     Fleet,
     FleetRecipe,
+    ImagesRecipe,
+    Measure,
+    PartitionRecipe,
     Recipe,
     Regression,
     ServerOptimizer,
@@ -128,6 +131,17 @@ class Pair(nn.Module):
         return said, said
 
 
+class Adds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1.0)
+
+
+def hooked(scale: int) -> nn.Module:
+    model = network()(scale)
+    next(model.parameters()).register_hook(lambda gradient: gradient * 0)
+    return model
+
+
 def leave(scale: int) -> nn.Module:
     sys.exit("goodbye")
 
@@ -219,6 +233,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an engine": (lambda: Recipe(engine=3), "engine is 3: give a name"),  # type: ignore[arg-type]
     "nothing to resume": (lambda: train(RECIPE, split(), resume=True), "resume=True goes on with a run that is there"),
     "two tasks": (lambda: train(RECIPE.with_settings(["task.width=4"]), split()), "a task of its own (images) beside"),
+    "milestones": (lambda: ClientRecipe(milestones=3), "client.milestones is 3: give a list, each a whole number"),  # type: ignore[arg-type]
+    "epochs": (lambda: ClientRecipe(epochs=1.5), "client.epochs is 1.5: give a whole number"),  # type: ignore[arg-type]
+    "a huge rate": (lambda: ClientRecipe(lr=10**400), "give a number above 0"),
+    "no callbacks": (lambda: Recipe(callbacks=None), "callbacks is None: give a list, each text"),  # type: ignore[arg-type]
+    "a folder": (lambda: Recipe(data=Path("x")), "give text or None"),  # type: ignore[arg-type]
+    "compared": (lambda: Recipe(compare="no"), "compare is 'no': give True or False"),  # type: ignore[arg-type]
+    "there or not": (lambda: FleetRecipe(availability="1"), "fleet.availability is '1': give a number"),  # type: ignore[arg-type]
+    "a trace": (lambda: FleetRecipe(trace=[0]), "fleet.trace is [0]: give a list"),  # type: ignore[list-item]
+    "a width in words": (lambda: ImagesRecipe(width="4"), "task.width is '4': give a whole number or None"),  # type: ignore[arg-type]
+    "alpha in words": (lambda: PartitionRecipe(alpha="x"), "task.partition.alpha is 'x': give a number"),  # type: ignore[arg-type]
+    "metrics": (lambda: Measure(metrics=3), "evaluation.metrics is 3: give a list, each text"),  # type: ignore[arg-type]
+    "no values": (lambda: Examples(X.to("meta"), Y), "inputs of examples are on the meta device: give values"),
+    "masked": (lambda: Examples(np.ma.masked_greater(X.numpy(), 0), Y), "inputs of examples are a MaskedArray"),
+    "complex rows": (lambda: classes(parts=[[1j], [1], [2], [3]]), "parts[0] of the task is not a list of row"),
+    "data changed": (lambda: split(build=lambda scale: nn.Sequential(Adds(), network()(1))), "changes its inputs"),
+    "a backward hook": (lambda: split(build=hooked), "0.weight has a backward hook, which sub-models would not call"),
+    "progress fails": (lambda: train(RECIPE, split(), progress=lambda row: row["no"]), "progress, which is called"),
     "numbers and classes": (
         lambda: split(y=X[:, :1], build=network(1), public=0.1),
         "public, validation and classes are for targets that are classes",
@@ -278,6 +309,43 @@ def test_a_factory_that_leaves_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         ),
     ):
         assert says in str(CliRunner().invoke(app, words).exception)
+
+
+@pytest.mark.parametrize("name", ["global_accuracy", "loss", "clients"])
+def test_a_metric_does_not_take_the_name_of_another(name: str) -> None:
+    recipe = replace(RECIPE, evaluation=Measure(metrics=[f"test_own_data:{name}"]))
+    assert "already: use another name" in told(lambda: train(recipe, split()))
+
+
+def loss(outputs: Tensor, targets: Tensor) -> float:
+    return 0.0
+
+
+global_accuracy = clients = loss
+
+
+def test_a_metric_cannot_change_the_targets() -> None:
+    task = split()
+    train(replace(RECIPE, evaluation=Measure(metrics=["test_own_data:wiped"])), task)
+    assert isinstance(task, Classification)
+    assert torch.equal(task.test.y, Y[40:])
+
+
+def wiped(outputs: Tensor, targets: Tensor) -> float:
+    return float(targets.zero_().sum())
+
+
+def test_static_norms_are_recalibrated_whatever_the_batch() -> None:
+    def build(scale: int) -> nn.Module:
+        norm = nn.BatchNorm1d(8, track_running_stats=False)
+        return nn.Sequential(nn.Linear(4, 8), norm, nn.ReLU(), nn.Linear(8, 2))
+
+    task = split(build=build)
+    done = train(replace(RECIPE, evaluation=Measure(batch=1)), task)
+    assert isinstance(task, Classification)
+    with torch.no_grad():
+        said = torch.cat([done.model(x[None]) for x in task.test.x]).argmax(-1)
+    assert float((said == task.test.y).double().mean()) == done.summary["global_accuracy"]
 
 
 # --- weights to start from ---

@@ -56,10 +56,10 @@ class LocalTraining:
     """Names of what :meth:`before` puts into ``visit.constants`` for :meth:`pull` and :meth:`correct` to read."""
 
     def __post_init__(self) -> None:
-        check_words("client", self)
         least = {"epochs": 1, "batch": 1, "momentum": 0, "weight_decay": 0}
         positive = ("lr", "decay") if self.clip is None else ("lr", "decay", "clip")
         check_numbers("client", self, least=least, positive=positive)
+        check_words("client", self)
         if self.momentum >= 1:
             raise FedrolexError(f"client.momentum is {self.momentum}: give 0 or more, below 1")
         if any(milestone < 0 for milestone in self.milestones):

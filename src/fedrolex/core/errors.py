@@ -1,10 +1,14 @@
 """The one exception a user's mistake raises: its text is the whole message."""
 
 import difflib
+import reprlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from math import isfinite
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+LARGEST = sys.float_info.max
 
 
 class FedrolexError(ValueError):
@@ -42,10 +46,47 @@ def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def check_words(section: str, settings: object) -> None:
-    """Raise, in one line, unless every setting whose type is a ``Literal`` is one of its words."""
+    """Raise, in one line, unless every setting is what its type says: a word of a ``Literal``, a number, a list."""
     for name, kind in _types(type(settings)).items():
+        value, key = getattr(settings, name, None), f"{section}.{name}".lstrip(".")
         if get_origin(kind) is Literal:
-            one_of(f"{section}.{name}".lstrip("."), getattr(settings, name), get_args(kind))
+            one_of(key, value, get_args(kind))
+        elif not _is(kind, value):
+            raise FedrolexError(f"{key} is {reprlib.repr(value)}: give {_in_words(kind)}")
+
+
+PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+
+
+def _is(kind: Any, value: object) -> bool:
+    """Whether a value is of a type that plain data has; a number may stand for text. Other types are not judged."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is(option, value) for option in inner)
+    if origin is Literal:
+        return value in inner
+    if origin in (list, Sequence):
+        return isinstance(value, list | tuple) and all(_is(inner[0], each) for each in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping) and all(_is(inner[0], k) and _is(inner[1], v) for k, v in value.items())
+    if kind not in PLAIN:
+        return True
+    wider = {float: int | float, str: str | int | float}.get(kind, kind)
+    return isinstance(value, wider) and (kind is bool or not isinstance(value, bool))
+
+
+def _in_words(kind: Any) -> str:
+    """What a setting of a type takes."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_in_words(option) for option in inner)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, inner))
+    if origin in (list, Sequence):
+        return f"a list, each {_in_words(inner[0])}"
+    if origin in (dict, Mapping):
+        return f"a mapping to {_in_words(inner[1])}"
+    return PLAIN.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _types(settings: type) -> dict[str, Any]:
@@ -60,7 +101,7 @@ def check_numbers(section: str, settings: object, *, least: Mapping[str, float],
     """Raise, in one line, unless numbers of a section are finite and at least ``least``, or above 0 if ``positive``."""
     for name in (*least, *positive):
         value, low = getattr(settings, name), least.get(name)
-        fits = isinstance(value, int | float) and (value > 0 if low is None else value >= low) and isfinite(value)
+        fits = isinstance(value, int | float) and (value > 0 if low is None else value >= low) and value <= LARGEST
         if not fits:
             wanted = "above 0" if low is None else f"of at least {low:g}"
             raise FedrolexError(f"{section}.{name} is {value!r}: give a number {wanted}")

@@ -40,10 +40,10 @@ class Registry:
 
     def register(self, name: str) -> Callable[[Thing], Thing]:
         """A decorator that makes a class or function known under a name."""
+        if not isinstance(name, str) or ":" in name or not name:
+            raise FedrolexError(f"a {self.kind} cannot be called {name!r}: use a word without a colon")
 
         def known(thing: Thing) -> Thing:
-            if ":" in name or not name:
-                raise FedrolexError(f"a {self.kind} cannot be called {name!r}: use a word without a colon")
             taken, entry = self.origins().get(name), self._installed().get(name)
             same = _again(self._registered.get(name), thing) or (entry is not None and entry.value == _path(thing))
             if taken is not None and not same:

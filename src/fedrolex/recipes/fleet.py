@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, check_words
 from fedrolex.rounds import Fleet
 from fedrolex.slicing import exact
 
@@ -57,6 +57,7 @@ class FleetRecipe:
         object.__setattr__(self, "capacities", [str(c) for c in self.capacities])
         if not self.capacities:
             raise FedrolexError("fleet.capacities is empty: give at least one")
+        check_words("fleet", self)
         if self.server_scale < 1:
             raise FedrolexError(f"fleet.server_scale is {self.server_scale}: give 1 or more")
         self.build(seed=0, clients=self.expected)  # raises where there is no such fleet

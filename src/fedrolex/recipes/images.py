@@ -73,13 +73,13 @@ class ImagesRecipe(TaskRecipe):
     limit: int | None = None
 
     def __post_init__(self) -> None:
+        check_words("task", self)
         if self.model != "auto":
             MODELS.check(self.model)
         for capacity, name in self.models.items():
             self._of(capacity, name)
         if len({exact(capacity) for capacity in self.models}) < len(self.models):
             raise FedrolexError(f"task.models has two models for one capacity: {', '.join(self.models)}")
-        check_words("task", self)
         for name in ("width", "limit", "representation"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -101,12 +101,12 @@ class Recipe:
                 raise FedrolexError(f"{name} is {getattr(self, name)!r}: give at least 1, a whole number")
         if self.rounds > MOST_ROUNDS:
             raise FedrolexError(f"rounds is {self.rounds}: give at most {MOST_ROUNDS:,}")
-        ENGINES.check(self.engine)
-        for name in self.callbacks:
-            CALLBACKS.check(name)
-        check_words("", self)
         if self.deadline is not None and not (isinstance(self.deadline, int | float) and self.deadline > 0):
             raise FedrolexError(f"deadline is {self.deadline!r}: give seconds above 0, or null")
+        ENGINES.check(self.engine)
+        check_words("", self)
+        for name in self.callbacks:
+            CALLBACKS.check(name)
         if self.quorum > self.fleet.cohort:
             raise FedrolexError(f"quorum {self.quorum} is above the cohort of {self.fleet.cohort}: give fewer")
         with in_one_line(f"method {self.method.name} cannot be checked"):
@@ -140,11 +140,11 @@ class Recipe:
         return made
 
     @staticmethod
-    def read(path: Path) -> Recipe:
+    def read(path: Path | str) -> Recipe:
         """A recipe from a YAML file."""
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
+            text = Path(path).read_text()
+        except (OSError, ValueError) as error:  # a ValueError: no text, or no name of a file
             raise FedrolexError(f"cannot read recipe {path}: {error}") from error
         data = read_yaml(text, f"recipe {path}")
         if data is None or data == {}:

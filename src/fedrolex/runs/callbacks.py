@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Callback:
     """Told of everything that happens in a run; each hook does nothing unless it is overridden.
 
-    A hook may add to ``row``, the metrics of a round: what JSON can hold. A callback changes nothing else.
+    :meth:`round_ends` may add to ``row``, the metrics of a round: what JSON can hold. A callback changes nothing else.
     """
 
     def begin(self, training: Training, folder: Path | None) -> None:
@@ -55,7 +55,7 @@ def tell(callbacks: Sequence[Callback], hook: str, *about: Any) -> None:
     for callback in callbacks:
         try:
             getattr(callback, hook)(*about)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if out_of_memory(error):
                 raise
             why = str(error) if isinstance(error, FedrolexError) else f"{type(error).__name__}: {one_line(error)}"

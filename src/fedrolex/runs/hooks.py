@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
-from fedrolex.clients import MODEL, Job
+from fedrolex.clients import MODEL, Job, Network
 from fedrolex.core import FedrolexError
 from fedrolex.methods.method import Method
+from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Round, Server, State, out_of_memory
 from fedrolex.slicing import one_line
 
@@ -19,7 +21,7 @@ def calling(method: Method, hook: str) -> Iterator[None]:
         yield
     except FedrolexError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise
         said = f"{type(error).__name__}: {one_line(error)}"
@@ -31,6 +33,7 @@ def begun(method: Method, server: Server) -> State:
     with calling(method, "begin"):
         state = method.begin(server)
         _check_sections(state)
+        _check_names(state)
     if MODEL in state:
         raise FedrolexError(f"begin() of method {method.name} returns a section {MODEL!r}, which the model has")
     return state
@@ -41,6 +44,11 @@ def jobs_of(method: Method, server: Server, round: int) -> list[Job]:
     with calling(method, "jobs"):
         found, keys = method.jobs(server, round), set()
         for job in found:
+            if not 0 <= job.client < server.fleet.clients:
+                asked = f"asks client {job.client}: there are 0 to {server.fleet.clients - 1}"
+                raise FedrolexError(f"jobs() of method {method.name} {asked}")
+            if not job.sections:
+                raise FedrolexError(f"jobs() of method {method.name} gives client {job.client} no sections")
             if job.network not in server.networks or not all(section in server.state for section in job.sections):
                 asked = f"asks for network {job.network!r} with sections {', '.join(job.sections)}"
                 raise FedrolexError(f"jobs() of method {method.name} {asked}: the run has {', '.join(server.state)}")
@@ -78,8 +86,33 @@ def finished(method: Method, round: Round) -> State:
     return new
 
 
+def networks_of(method: Method, setup: Setup) -> dict[str, Network]:
+    """The models that clients train, the main one among them."""
+    with calling(method, "networks"):
+        found = method.networks(setup)
+        if not isinstance(found, Mapping) or not all(isinstance(each, Network) for each in found.values()):
+            raise TypeError("it must return {name: Network}, each from setup.network(...)")
+        _check_names(found)
+        if MODEL not in found:
+            raise FedrolexError(f"networks() of method {method.name} has no {MODEL!r}, the main one")
+    return found
+
+
+def _check_names(found: Mapping[str, object]) -> None:
+    """Raise unless names of sections can be told apart in a checkpoint."""
+    wrong = next((name for name in found if not isinstance(name, str) or not name or ":" in name), None)
+    if wrong is not None:
+        raise FedrolexError(f"a section is called {wrong!r}: use a word without a colon")
+
+
 def _check_sections(found: object) -> None:
     """Raise TypeError unless these are tensors by section and name."""
     inner = list(found.values()) if isinstance(found, Mapping) else [None]
-    if not all(isinstance(part, Mapping) and all(isinstance(t, Tensor) for t in part.values()) for part in inner):
-        raise TypeError("it must return {section: {name: tensor}}")
+    if not all(isinstance(part, Mapping) and all(map(_plain, part, part.values())) for part in inner):
+        raise TypeError("it must return {section: {name: tensor}}, tensors that have values and are not sparse")
+
+
+def _plain(name: object, tensor: object) -> bool:
+    """Whether a checkpoint can hold a tensor of a name."""
+    plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
+    return plain and isinstance(name, str)

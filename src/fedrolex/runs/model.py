@@ -42,7 +42,10 @@ class Models:
         server, measure = self.server, self.measure
         with spread_over(threads_for(server.parameters)):
             if capacity is None:
-                found = self.method.measured(server, measure)
+                with calling(self.method, "measured"):
+                    found = self.method.measured(server, measure)
+                    if not isinstance(found, nn.Module):
+                        raise TypeError("it must return a module")
             else:
                 found = measure.ready(server.task, self._bare(capacity))
         return copy.deepcopy(found).eval()

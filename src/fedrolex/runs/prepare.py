@@ -20,7 +20,7 @@ from fedrolex.recipes.task import GivenInPython
 from fedrolex.rounds import Engine, Server
 from fedrolex.runs import checkpoint
 from fedrolex.runs.callbacks import Callback
-from fedrolex.runs.hooks import calling
+from fedrolex.runs.hooks import calling, networks_of
 from fedrolex.runs.model import Models
 from fedrolex.runs.run import UNNAMED, Progress, Run
 from fedrolex.runs.training import Training, pick_device
@@ -52,9 +52,7 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
         work = method.work(setup)
     if not isinstance(work, LocalTraining):
         raise FedrolexError(f"work() of method {method.name} gives a {type(work).__name__}: give a LocalTraining")
-    with calling(method, "networks"):
-        networks = method.networks(setup)
-    server = Server(setup.task, fleet, networks, recipe.seed, scale)
+    server = Server(setup.task, fleet, networks_of(method, setup), recipe.seed, scale)
     training = Training(
         server, method, work, engine, recipe.quorum, recipe.deadline, recipe.evaluation, [*told, *callbacks]
     )
@@ -75,7 +73,9 @@ def make_engine(recipe: Recipe, device: torch.device) -> Engine:
     make = ENGINES.find(recipe.engine)
     try:
         made = make(precision=recipe.precision, device=device)
-    except TypeError as error:
+    except FedrolexError:
+        raise
+    except (Exception, SystemExit) as error:
         raise FedrolexError(f"engine {recipe.engine}: {one_line(error)}: give {ENGINES.expected}") from error
     if not isinstance(made, Engine):
         raise FedrolexError(f"engine {recipe.engine} gave a {type(made).__name__}: give {ENGINES.expected}")

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, in_one_line
 from fedrolex.core.version import VERSION
 from fedrolex.methods.method import size
 from fedrolex.recipes import Recipe
@@ -206,7 +206,8 @@ class Run:
                     log.sync()
                     self.save(self.checkpoint, recipe, data, training)
                 if progress is not None:
-                    progress(row)
+                    with in_one_line("progress, which is called with the metrics of every round, failed"):
+                        progress(row)
         except KeyboardInterrupt:
             server.state, server.round = done
             if not self._ahead(training):
@@ -268,7 +269,10 @@ class Run:
         """One round with its evaluation; numbers that are not finite are None, for JSON."""
         row = training.run_round()
         if training.server.round % recipe.evaluate_every == 0 or training.server.round == recipe.rounds:
-            row.update(training.evaluate())
+            found = training.evaluate()
+            if taken := sorted(set(row) & set(found)):
+                raise FedrolexError(f"the evaluation gives {taken[0]!r}, which a round has already: use another name")
+            row.update(found)
         return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
     def save(self, path: Path, recipe: Recipe, data: str, training: Training) -> None:

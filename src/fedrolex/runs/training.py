@@ -90,6 +90,8 @@ class Training:
         sent = {job.key: job for job in plan.jobs}
         with calling(method, "traffic"):
             traffic = [method.traffic(server, sent.get(job.key, job), taken.get(job.key)) for job in jobs]
+            if not all(isinstance(size, int) for pair in traffic for size in pair):
+                raise TypeError("it must return two whole numbers, bytes")
             down, up = sum(down for down, _ in traffic), sum(up for _, up in traffic)
         losses = [upload.loss for upload in taken.values()]
         clients = {upload.job.client for upload in taken.values()}
@@ -234,14 +236,14 @@ class Training:
         """How good the model is now."""
         try:
             with spread_over(threads_for(self._parameters)):
-                return self.method.evaluate(self.server, self.measure)
+                return {**self.method.evaluate(self.server, self.measure)}
         except ValueError as error:  # a batch norm that was given a single value a channel
             raise FedrolexError(f"the model could not be evaluated: {one_line(error)}") from error
-        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            judged = f"the model that method {self.method.name} judges"
-            raise FedrolexError(f"{judged} could not be evaluated: {one_line(error)}") from error
-        except RuntimeError as failure:
-            if not (out_of_memory(failure) and self.engine.release()):
+        except (ArithmeticError, AttributeError, LookupError, TypeError, RuntimeError, SystemExit) as error:
+            if not out_of_memory(error):
+                judged = f"the model that method {self.method.name} judges"
+                raise FedrolexError(f"{judged} could not be evaluated: {one_line(error)}") from error
+            if not self.engine.release():
                 raise
         return self.evaluate()  # with the memory that the engine gave back
 
@@ -298,12 +300,12 @@ class Training:
         missing = next((name for name in own if name not in given), None)
         if missing is not None and (given or section == MODEL):
             raise FedrolexError(f"there is no tensor {missing!r}: the weights do not fit this model")
-        self.server.networks.get(section, self.server.main).axes.check_whole(given)
         for name, tensor in given.items():
             if _kind(tensor) != _kind(own[name]):
                 raise FedrolexError(f"tensor {name!r} is {tensor.dtype}; this model's is {own[name].dtype}")
             if not_finite({name: tensor.to(own[name].dtype)}) and not not_finite({name: own[name]}):
                 raise FedrolexError(f"tensor {name!r} is not finite: nothing can be trained from it")
+        self.server.networks.get(section, self.server.main).axes.check_whole(given)
         for name, tensor in given.items():
             own[name].copy_(tensor)
 

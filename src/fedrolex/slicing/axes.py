@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -138,11 +138,17 @@ class Axes:
 
     def shape(self, tensor: str, widths: Mapping[str, int] | None = None) -> tuple[int, ...]:
         """Shape of a tensor at these widths (full by default)."""
-        return layouts.shape(self.tensors[tensor].dims, widths or self.full)
+        return layouts.shape(self.layout(tensor).dims, widths or self.full)
+
+    def layout(self, tensor: str) -> TensorLayout:
+        """The layout of a tensor by name."""
+        if tensor not in self.tensors:
+            raise FedrolexError(f"the model has no tensor {tensor!r}")
+        return self.tensors[tensor]
 
     def counted(self, tensor: str) -> tuple[Layout, ...]:
         """The dimensions of a tensor's counts: one long where there is no axis, since counts are equal there."""
-        return tuple(dim if layouts.has_axis(dim) else Fixed(1) for dim in self.tensors[tensor].dims)
+        return tuple(dim if layouts.has_axis(dim) else Fixed(1) for dim in self.layout(tensor).dims)
 
     def parameters(self, of: Window | Capacity = "1", rounding: Rounding = "floor") -> int:
         """Number of parameters of the sub-model for a window or at a capacity."""
@@ -151,8 +157,8 @@ class Axes:
 
     def __getitem__(self, name: str) -> Axis:
         """An axis by name."""
-        if name not in self.axes:
-            near = difflib.get_close_matches(name, self.axes, 1)
+        if not isinstance(name, str) or name not in self.axes:
+            near = difflib.get_close_matches(str(name), self.axes, 1)
             some = ", ".join([*self.axes][:12]) + (", …" if len(self.axes) > 12 else "")
             said = f"did you mean {near[0]!r}?" if near else f"the axes are: {some}"
             raise FedrolexError(f"no axis {name!r}; {said}")
@@ -197,9 +203,10 @@ class Axes:
         key = (tensor, window, counts)
         found = self._regions.get(key)
         if found is None:
+            self._check(window)
             if len(self._regions) >= REMEMBERED:
                 self._regions.clear()
-            dims = self.counted(tensor) if counts else self.tensors[tensor].dims
+            dims = self.counted(tensor) if counts else self.layout(tensor).dims
             found = self._regions[key] = regions(tensor, dims, self.full, window)
         return found
 
@@ -207,6 +214,8 @@ class Axes:
         """The window's part of every tensor of ``state``, as new tensors or copied into ``out``."""
         self._check(window)
         self.check_whole(state)
+        for name in state if out is not None else ():
+            self.fits(name, check_named(out).get(name), window)
         with torch.no_grad():
             return {
                 name: self.region(name, window).take(tensor, None if out is None else out[name])
@@ -217,24 +226,32 @@ class Axes:
         """Write a window's part back into ``state``, in place; everything else keeps its bits."""
         self._check(window)
         self.check_whole(state)
-        for name, tensor in part.items():
+        for name, tensor in check_named(part).items():
             self.fits(name, tensor, window)
+            self.fits(name, state.get(name), WHOLE)
         with torch.no_grad():
             for name, tensor in part.items():
                 self.region(name, window).put(state[name], tensor)
 
     def check_whole(self, state: Tensors) -> None:
         """Raise unless ``state`` holds whole tensors of the model."""
-        if not isinstance(state, Mapping):
-            raise FedrolexError(f"state is a {type(state).__name__}: give tensors by name, e.g. axes.state(model)")
-        for name, tensor in state.items():
-            if not isinstance(tensor, Tensor) or tensor.shape != self._whole_shapes.get(name):
+        for name, tensor in check_named(state).items():
+            if (
+                not isinstance(tensor, Tensor)
+                or tensor.shape != self._whole_shapes.get(name)
+                or self._odd(name, tensor)
+            ):
                 self.fits(name, tensor, WHOLE)
 
-    def fits(self, name: str, tensor: Tensor, window: Window) -> None:
+    def _odd(self, name: str, tensor: Tensor) -> bool:
+        """Whether a tensor has no values, or others than real numbers where the model's are."""
+        if tensor.is_meta or tensor.layout is not torch.strided:
+            return True
+        return self.tensors[name].floating and not tensor.is_floating_point()
+
+    def fits(self, name: str, tensor: object, window: Window) -> None:
         """Raise unless ``tensor`` has exactly the shape of the window's part of tensor ``name``."""
-        if name not in self.tensors:
-            raise FedrolexError(f"the model has no tensor {name!r}")
+        self.layout(name)
         if not isinstance(tensor, Tensor):
             raise FedrolexError(f"{name} is a {type(tensor).__name__}, not a tensor (torch.from_numpy?)")
         wanted = self.region(name, window).shape
@@ -242,6 +259,12 @@ class Axes:
             said = f"this window's part has {wanted}"
             said = said if window else f"the whole model's has {wanted} (a part? give its window)"
             raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}; {said}")
+        if self._odd(name, tensor):
+            without = (
+                "on the meta device" if tensor.is_meta else "sparse" if tensor.layout is not torch.strided else None
+            )
+            what = f"holds {tensor.dtype}, not real numbers" if without is None else f"is {without}: send values"
+            raise FedrolexError(f"{name} {what}")
 
     # --- modules ---
 
@@ -299,14 +322,14 @@ class Axes:
     @staticmethod
     def decode(data: Mapping[str, Any]) -> Axes:
         """Inverse of :meth:`encode`; a newer format or damaged data is refused in one line."""
-        data = data.get("layouts", data)
+        data = data.get("layouts", data) if isinstance(data, Mapping) else data
         found = data.get("format") if isinstance(data, Mapping) else None
         if found != FORMAT:
             raise FedrolexError(f"axes have format {found!r}, this version reads {FORMAT}: update it, or trace again")
         try:
             tensors = {
                 name: TensorLayout(
-                    tuple(layouts.decode(d) for d in t["dims"]), t["role"], tuple(t["reads"]), bool(t["floating"])
+                    tuple(layouts.decode(d) for d in t["dims"]), t["role"], tuple(t["reads"]), t["floating"]
                 )
                 for name, t in data["tensors"].items()
             }
@@ -314,8 +337,16 @@ class Axes:
             axes = {n: Axis(n, a["size"], a["kind"], members.get(n, ())) for n, a in data["axes"].items()}
             unknown = sorted(set(members) - set(axes))
             odd = [a.name for a in axes.values() if a.kind not in KINDS or type(a.size) is not int or a.size < 1]
+            odd += [name for name in axes if not isinstance(name, str)]
             if broken := unknown + odd:
                 raise FedrolexError(f"axes data is damaged: axis {broken[0]!r} is missing, or lacks size or kind")
+            for name, t in tensors.items():
+                if (
+                    t.role not in get_args(Role)
+                    or type(t.floating) is not bool
+                    or not set(t.reads) <= set(range(len(t.dims)))
+                ):
+                    raise FedrolexError(f"axes data is damaged: tensor {name!r} lacks its role, or what it reads")
             notes = {key: tuple(Note(about, what) for about, what in data[key]) for key in ("frozen", "notes")}
             return Axes(axes, tensors, dict(data["aliases"]), notes["frozen"], notes["notes"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -336,7 +367,7 @@ class Axes:
         """Inverse of :meth:`to_json`; also reads what ``fedrolex slice --json`` printed."""
         try:
             data = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise FedrolexError(f"not JSON: {error}") from error
         if not isinstance(data, dict):
             raise FedrolexError("not axes data: expected a JSON object")
@@ -345,12 +376,21 @@ class Axes:
 
 def _match(module: nn.Module, model: nn.Module) -> None:
     """Give a new sub-model the dtype and device the model has now, and its frozen parameters."""
-    first, now = next(iter(module.parameters())), next(iter(model.parameters()))
+    first, now = next(iter(module.parameters()), None), next(iter(model.parameters()))
+    if first is None:
+        raise FedrolexError("the sub-model has no parameters: it is not one of the model that was traced")
     if (first.dtype, first.device) != (now.dtype, now.device):
         module.to(device=now.device, dtype=now.dtype)
     wants = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(wants.get(name, parameter.requires_grad))
+
+
+def check_named(tensors: object) -> Tensors:
+    """Tensors by name; raise, in one line, where they are not given so."""
+    if not isinstance(tensors, Mapping):
+        raise FedrolexError(f"state is a {type(tensors).__name__}: give tensors by name, e.g. axes.state(model)")
+    return tensors
 
 
 def members_of(tensors: Mapping[str, TensorLayout]) -> dict[str, tuple[tuple[str, int], ...]]:

@@ -7,7 +7,8 @@ For every position, over the clients that hold it::
 A :class:`Fold` streams: it keeps one sum and one (smaller) count a tensor, whatever the cohort.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from numbers import Real
@@ -66,9 +67,9 @@ class Fold:
             raise FedrolexError(f"normaliser {normaliser!r} is unknown: use per_position, cohort or expected")
         if (normaliser == "expected") != (expected is not None):
             raise FedrolexError("normaliser 'expected' needs expected=, the divisor, and only it does")
-        if order is not None and len(set(order)) < len(order):
-            twice = next(client for place, client in enumerate(order) if client in order[:place])
-            raise FedrolexError(f"the order of the fold names client {twice!r} twice")
+        if not isinstance(axes, Axes):
+            raise FedrolexError(f"axes is a {type(axes).__name__}: give what trace(model, example) returned")
+        self._order = None if order is None else _ids(order)
         axes.check_whole(base)
         self.axes = axes
         self.base = {name: tensor for name, tensor in base.items() if axes.tensors[name].floating}
@@ -81,7 +82,6 @@ class Fold:
         self._pending: dict[str, dict[Window, float]] = {}
         self._covered: set[str] = set()  # tensors of which somebody sent every position
         self._total = dict.fromkeys(self.base, 0.0)
-        self._order = None if order is None else list(order)
         self._next = 0
         self._waiting: dict[Hashable, _Update | None] = {}
         self._heard: dict[Hashable, str] = {}  # what every client did that was added or skipped
@@ -130,6 +130,9 @@ class Fold:
         """
         if self._order is not None:
             raise FedrolexError("a fold with an order takes one update at a time")
+        if not len(clients) == len(parts) == len(weights) == len(rows or clients) or not len(clients):
+            raise FedrolexError("give every client, at least one, its part, its weight and, if any, its rows")
+        _ids(clients)
         for place, (client, part, weight) in enumerate(zip(clients, parts, weights, strict=True)):
             self.check(client, part, window, weight, None if rows is None else rows[place])
         trained = [None if rows is None else trained_rows(rows[place], self.axes) for place in range(len(clients))]
@@ -180,6 +183,7 @@ class Fold:
         """Raise unless the client may be added or skipped now."""
         if self._new is not None:
             raise FedrolexError("this fold has ended: start a new one every round")
+        _ids([client])
         if client in self._heard:
             raise FedrolexError(f"{self._heard[client]} already: each client is added or skipped once")
         if self._order is not None and client not in self._order:
@@ -199,10 +203,6 @@ class Fold:
         for name in self.base:
             tensor = part[name]
             self.axes.fits(name, tensor, window)
-            if not tensor.is_floating_point():
-                raise FedrolexError(f"{name} holds {tensor.dtype}, not real numbers")
-            if tensor.is_meta or tensor.layout is not torch.strided:
-                raise FedrolexError(f"{name} is {'on the meta device' if tensor.is_meta else 'sparse'}: send values")
             _weight(weight, name)
         trained_rows(rows, self.axes)
 
@@ -275,9 +275,9 @@ class Fold:
         """The new server tensors. Ends the fold: nothing can be added afterwards."""
         if self._new is not None:
             return self._new
-        if self._order is not None and self._waiting:
-            late = [c for c in self._order if c not in self.clients and c not in self._waiting]
-            raise FedrolexError(f"client {late[0]!r} has not reported: add its update, or skip it")
+        if self._order is not None and self._next < len(self._order):
+            late = self._order[self._next]
+            raise FedrolexError(f"client {late!r} has not reported: add its update, or skip it")
         with torch.no_grad():
             new = {name: self._average(name) for name in self.base}
         self._sums.clear()
@@ -291,12 +291,20 @@ class Fold:
 
     def sum(self, name: str) -> Tensor:
         """The weighted sum of what clients sent for a tensor so far, at its full shape."""
+        self._check_name(name)
+        if self._new is not None:
+            raise FedrolexError("this fold has ended: its sums are gone")
         return self._sums[name]
 
     def count(self, name: str) -> Tensor:
         """The weight that covered each position of a tensor so far; broadcasts against it."""
+        self._check_name(name)
         self._count(name)
         return self._counts[name]
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.base:
+            raise FedrolexError(f"the fold has no tensor {name!r}")
 
     def _average(self, name: str) -> Tensor:
         sums, counts, base = self._sums[name], self.count(name), self.base[name]
@@ -308,6 +316,18 @@ class Fold:
         divisor = self._total[name] if self.normaliser == "cohort" else self._expected[name]
         step = (sums - counts * base) / (divisor or 1.0)
         return torch.where(counts == 0, base, (base + step).to(base.dtype))
+
+
+def _ids(clients: Iterable[Hashable]) -> list[Hashable]:
+    """Ids of clients; raise, in one line, where one is there twice, or cannot be looked up."""
+    try:
+        found = list(clients)
+        twice = next((client for client, times in Counter(found).items() if times > 1), None)
+    except TypeError as error:
+        raise FedrolexError(f"the ids of clients are numbers or words, a list of them: {error}") from None
+    if twice is not None:
+        raise FedrolexError(f"the order of the fold names client {twice!r} twice")
+    return found
 
 
 def _zeros(like: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -50,7 +50,11 @@ def _array(given: object) -> NDArray[Any] | None:
             found = given.cpu().numpy()
         elif isinstance(given, np.ndarray):
             found = given
-        elif isinstance(given, Sequence | Set) and _of_one_kind({type(value) for value in given}):
+        elif (
+            isinstance(given, Sequence | Set)
+            and not isinstance(given, bytes)
+            and _of_one_kind({type(value) for value in given})
+        ):
             found = np.asarray(list(given))
         else:
             return None

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
 from math import isqrt
+from numbers import Integral
 from typing import Literal
 
-from fedrolex.core import FedrolexError, check_words, sample
+from fedrolex.core import FedrolexError, check_words, in_one_line, sample
 from fedrolex.slicing.axes import Axes, Axis
 from fedrolex.slicing.windows import Arc, Capacity, Pick, Rounding, Span, Window, exact, fraction, pick, width
 
@@ -33,6 +34,10 @@ class Scheme(ABC):
         """The window of one client in one round."""
         beta = exact(capacity)
         _check_call(axes, round, client)
+        with in_one_line(f"the scheme {type(self).__name__} failed"):
+            return self._window(axes, round, beta, client)
+
+    def _window(self, axes: Axes, round: int, beta: Fraction, client: int) -> Window:
         return Window({a.name: self.span(a, place, round, beta, client) for place, a in enumerate(axes.cut_axes)})
 
     @abstractmethod
@@ -48,7 +53,7 @@ def _check_call(axes: Axes, round: int, client: int) -> None:
     if not isinstance(axes, Axes):
         raise FedrolexError(f"axes is a {type(axes).__name__}: give what trace(model, example) returned")
     for what, number in (("round", round), ("client", client)):
-        if not hasattr(number, "__index__") or number < 0:
+        if not hasattr(number, "__index__") or getattr(number, "ndim", 0) or number < 0:
             raise FedrolexError(f"{what} {number!r} is not a whole number from 0 on")
 
 
@@ -105,8 +110,8 @@ def spread(clients: int) -> Offset:
     Args:
         clients: clients in a round.
     """
-    if clients < 1:
-        raise FedrolexError(f"spread over {clients} clients: give at least 1")
+    if not isinstance(clients, Integral) or clients < 1:
+        raise FedrolexError(f"spread over {clients!r} clients: give a whole number of at least 1")
 
     def offset(axis: Axis, place: int, round: int, client: int) -> int:
         turn = round * clients + client % clients
@@ -195,6 +200,8 @@ class Ordered(Static):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.widths:
+            raise FedrolexError("a scheme of no widths: give at least one, e.g. widths=['1/2', '1']")
         for part in self.widths:
             exact(part)
 
@@ -222,11 +229,10 @@ class Select(Scheme):
     keys: Callable[[int, int], Keys]
     base: Scheme | None = None
 
-    def window(self, axes: Axes, *, round: int, capacity: Capacity, client: int = 0) -> Window:
-        _check_call(axes, round, client)
+    def _window(self, axes: Axes, round: int, beta: Fraction, client: int) -> Window:
         spans: dict[str, Span] = {}
         if self.base is not None:
-            spans.update(self.base.window(axes, round=round, capacity=capacity, client=client))
+            spans.update(self.base.window(axes, round=round, capacity=beta, client=client))
         for name, indices in self.keys(round, client).items():
             spans[name] = pick(indices, axes[name].size)
         return Window(spans)

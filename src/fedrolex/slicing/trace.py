@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedrolex.core import FedrolexError, check_words
-from fedrolex.slicing.axes import KINDS, Axes, Kind, Note, Role
+from fedrolex.core import FedrolexError, check_words, in_one_line
+from fedrolex.slicing.axes import Axes, Kind, Note, Role
 from fedrolex.slicing.capture import Captured, capture, one_line
 from fedrolex.slicing.fidelity import generic, unlike, unlike_at_other_sizes
 from fedrolex.slicing.infer import Unknown, freeze
@@ -54,10 +54,9 @@ class Hints:
     evaluation_only: bool = False
 
     def __post_init__(self) -> None:
-        wrong = [kind for kind in self.kind.values() if kind not in KINDS]
-        if wrong:
-            raise FedrolexError(f"kind {wrong[0]!r} is unknown: use one of {', '.join(KINDS)}")
         check_words("hints", self)
+        if self.factory is not None and not callable(self.factory):
+            raise FedrolexError(f"hints.factory is a {type(self.factory).__name__}: give a function of axis sizes")
 
 
 def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: bool = False) -> Axes:
@@ -86,6 +85,10 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: 
         raise FedrolexError("the model has no parameters: there is nothing to cut")
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise FedrolexError("the model has lazy layers without a size: run it once on the example first")
+    hooked = [name or "the model" for name, module in model.named_modules() if module._backward_hooks]
+    hooked += [name for name, parameter in model.named_parameters() if parameter._backward_hooks]
+    if hooked:
+        raise FedrolexError(f"{hooked[0]} has a backward hook, which sub-models would not call: remove it")
     inputs = Inputs.of(model, example)
     try:
         axes = _Trace(model, inputs, hints).proved(whole)
@@ -111,7 +114,11 @@ class FactoryBuilder:
 
     def __call__(self, widths: Mapping[str, int], constants: Mapping[str, Tensor]) -> nn.Module:
         """The factory's module for these widths."""
-        return self.factory(dict(widths))
+        with in_one_line("the factory of the hints failed"):
+            made = self.factory(dict(widths))
+        if not isinstance(made, nn.Module):
+            raise FedrolexError(f"the factory of the hints gives a {type(made).__name__}: let it give an nn.Module")
+        return made
 
 
 class _Trace:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, Literal
+from numbers import Integral
+from operator import index
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, one_of
 
 Rounding = Literal["floor", "ceil"]
 Capacity = Fraction | str | float
@@ -34,6 +38,9 @@ class Arc:
     size: int
 
     def __post_init__(self) -> None:
+        for number in (self.start, self.width, self.size):
+            if not isinstance(number, Integral):
+                raise FedrolexError(f"a window of {number!r}: give whole numbers, Arc(start, width, size)")
         if not (0 <= self.start < self.size and 1 <= self.width <= self.size):
             raise FedrolexError(
                 f"no window of {self.width} from {self.start} on an axis of {self.size}: "
@@ -63,6 +70,8 @@ class Pick:
     size: int
 
     def __post_init__(self) -> None:
+        if not isinstance(self.size, Integral):
+            raise FedrolexError(f"a window on an axis of {self.size!r}: give its size, a whole number")
         if not self.chosen:
             raise FedrolexError("a window needs at least one index")
         if len(set(self.chosen)) != len(self.chosen):
@@ -91,7 +100,14 @@ Span = Arc | Pick
 
 def pick(indices: Iterable[int], size: int) -> Span:
     """An index list as a span; a contiguous one (wrapping allowed) becomes a :class:`Arc`."""
-    chosen = tuple(int(i) for i in indices)
+    try:
+        values = indices.tolist() if isinstance(indices, np.ndarray | Tensor) else list(indices)
+        chosen = () if bool in map(type, values) else tuple(map(index, values))
+    except TypeError:
+        values, chosen = [None], ()
+    if values and not chosen:
+        said = f"a window of {reprlib.repr(indices)}"
+        raise FedrolexError(f"{said}: give indices, whole numbers; those of a mask are mask.nonzero()")
     span = Pick(chosen, size)
     if all((a + 1) % size == b for a, b in pairwise(chosen)):
         return Arc(chosen[0], len(chosen), size)
@@ -109,6 +125,8 @@ class Window(Mapping[str, Span]):
     """
 
     def __init__(self, spans: Mapping[str, Span], wiring: Mapping[tuple[str, int], Span] | None = None) -> None:
+        if not isinstance(spans, Mapping):
+            raise FedrolexError(f"a window of a {type(spans).__name__}: give {{axis: Arc(start, width, size)}}")
         for name, span in spans.items():
             if not isinstance(span, Arc | Pick):
                 kind = type(span).__name__
@@ -197,11 +215,14 @@ def fraction(value: Capacity, what: str) -> Fraction:
             raise ValueError
         return value if isinstance(value, Fraction) else Fraction(str(value).strip())
     except (ValueError, ZeroDivisionError):
-        raise FedrolexError(f"{what} {value!r} is not a number: give a fraction such as 1/4, or 0.25") from None
+        raise FedrolexError(
+            f"{what} {reprlib.repr(value)} is not a number: give a fraction such as 1/4, or 0.25"
+        ) from None
 
 
 @lru_cache(maxsize=4096)
 def width(size: int, beta: Fraction, rounding: Rounding = "floor") -> int:
     """How many of ``size`` indices a client of capacity ``beta`` holds: ⌊βK⌋ or ⌈βK⌉, never below 1."""
+    one_of("rounding", rounding, get_args(Rounding))
     exact = beta * size
     return max(1, math.ceil(exact) if rounding == "ceil" else math.floor(exact))

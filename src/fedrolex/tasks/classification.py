@@ -120,7 +120,7 @@ class Classification(InMemory):
             if self.validation is not None:
                 scores = self.outputs(model, self.validation.x, batch)
                 found["validation_accuracy"] = float((scores.argmax(-1) == self.validation.y).double().mean())
-            found |= measured(metrics or {}, outputs, self.test.y)
+            found |= measured(metrics or {}, outputs, self.test.y, found)
         return found
 
     def _accuracies(self, model: nn.Module, outputs: Tensor, apart: bool) -> dict[str, float]:

@@ -113,7 +113,9 @@ class InMemory(Task):
         some = self.train.rows(torch.arange(min(2, len(self.train)), device=self.train.y.device))
         x, y = self.inputs(some.x).cpu(), some.y.cpu()
         with evaluating(model):
-            outputs = model(x)
+            outputs = model(given := x.clone())
+        if not torch.equal(given, x):
+            raise FedrolexError("the model changes its inputs in place, which are your data: let it work on a copy")
         if not isinstance(outputs, Tensor):
             raise FedrolexError(f"the model gives a {type(outputs).__name__}: let its forward return one tensor")
         self.check_outputs(outputs, y)
@@ -181,6 +183,7 @@ def _numbers(what: str, part: Any) -> Tensor:
         found = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
     except (TypeError, ValueError):
         found = torch.empty(())
-    if found.dim() != 1 or (len(found) and (found.is_floating_point() or found.dtype == torch.bool)):
+    odd = found.is_floating_point() or found.is_complex() or found.dtype == torch.bool or found.is_meta
+    if found.dim() != 1 or (len(found) and odd):
         raise FedrolexError(f"{what} of the task is not a list of row numbers (int64)")
     return found.long()

@@ -43,7 +43,9 @@ class Measure:
         """The model as it is measured: where its static norms are to be recalibrated, a copy that has statistics."""
         if self.statistics == "test-batch" or not static_norms(model):
             return model
-        return with_statistics(model, collect(model, task.some_inputs(self.calibration, self.batch)))
+        return with_statistics(
+            model, collect(model, task.some_inputs(self.calibration, max(3, self.batch)))
+        )  # never one alone
 
     def __call__(self, task: Task, model: nn.Module) -> dict[str, Any]:
         """Metrics of a model.

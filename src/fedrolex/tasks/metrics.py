@@ -59,13 +59,15 @@ def score(found: Mapping[str, Any]) -> str:
     return name
 
 
-def measured(metrics: Metrics, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Every metric's number; a metric that fails, or gives something else, raises in one line."""
-    found = {}
+def measured(metrics: Metrics, outputs: Tensor, targets: Tensor, beside: Mapping[str, Any]) -> dict[str, float]:
+    """Every metric's number; one that fails, gives something else, or is called as one of ``beside``, raises."""
+    found: dict[str, float] = {}
     for name, metric in metrics.items():
+        if short(name) in {**beside, **found}:
+            raise FedrolexError(f"metric {name}: there is a metric {short(name)!r} already: use another name")
         try:
-            found[short(name)] = float(metric(outputs, targets))
-        except Exception as error:
+            found[short(name)] = float(metric(outputs, targets.clone()))
+        except (Exception, SystemExit) as error:
             raise FedrolexError(f"metric {name} failed: {type(error).__name__}: {one_line(error)}") from error
     return found
 

@@ -61,4 +61,4 @@ class Regression(InMemory):
             self.check_outputs(outputs, y)
             found = {"loss": float(self.loss(outputs, y))}
             found |= {"mean_absolute_error": mean_absolute_error(outputs, y), "r2": r2(outputs, y)}
-            return found | measured(metrics or {}, outputs, y)
+            return found | measured(metrics or {}, outputs, y, found)

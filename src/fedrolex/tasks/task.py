@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, in_one_line
 from fedrolex.tasks.metrics import Metrics
 
 
@@ -47,9 +47,15 @@ class Examples:
 
 def _rows(what: str, given: Any) -> Tensor:
     """A tensor or an array, as a tensor with a row for every example."""
-    if not isinstance(given, Tensor) and not hasattr(given, "__array__"):
+    masked = isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given)
+    if masked or not (isinstance(given, Tensor) or hasattr(given, "__array__")):
         raise FedrolexError(f"{what} of examples are a {type(given).__name__}: give a tensor or a numpy array")
-    found = given.detach() if isinstance(given, Tensor) else _from_numpy(what, np.asarray(given))
+    with in_one_line(f"{what} of examples"):
+        found = given.detach() if isinstance(given, Tensor) else _from_numpy(what, np.asarray(given))
+    if found.is_nested or found.is_meta:
+        raise FedrolexError(
+            f"{what} of examples are {'nested' if found.is_nested else 'on the meta device'}: give values"
+        )
     if found.dim() == 0 or found.layout is not torch.strided or found.is_complex():
         kind = f"{str(found.dtype).removeprefix('torch.')} {tuple(found.shape)}, {found.layout}"
         raise FedrolexError(f"{what} of examples are {kind}: give plain numbers, a row for every example")

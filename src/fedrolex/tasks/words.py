@@ -144,7 +144,7 @@ class NextWord(Task):
             words = counts["global_accuracy"][1]
             loss += float(token_loss(scores, y)) * words
             if metrics and words:
-                for name, value in measured(metrics, scores[y != PAD], y[y != PAD]).items():
+                for name, value in measured(metrics, scores[y != PAD], y[y != PAD], {"loss": loss, **counts}).items():
                     more[name] += value * words
             for name, (right, all_) in counts.items():
                 before = sums.get(name, (0, 0))

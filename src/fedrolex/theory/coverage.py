@@ -60,8 +60,13 @@ def coverage(
     counted once.
     """
     betas = [exact(beta) for beta in fleet]
-    if not betas or rounds < 1:
+    if not betas or not isinstance(rounds, int) or rounds < 1:
         raise FedrolexError(f"coverage of {len(betas)} clients in {rounds} rounds: both must be at least 1")
+    if not isinstance(axes, Axes) or not isinstance(scheme, Scheme):
+        given = f"{type(axes).__name__} and {type(scheme).__name__}"
+        raise FedrolexError(
+            f"coverage of {given}: give Axes, from trace(model, example), and a Scheme, such as Rolling()"
+        )
     groups = _alike(axes)
     counts = {first: torch.zeros(shape(axes.counted(first), axes.full)) for first in groups}
     nodes = {axis.name: torch.zeros(axis.size) for axis in axes.cut_axes}
