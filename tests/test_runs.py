@@ -373,6 +373,33 @@ def test_what_is_trained_does_not_change_the_shape_of_its_json(tmp_path: Path) -
             assert found["over_seeds"][0]["global_accuracy"] == {"mean": first, "std": None}
 
 
+def test_several_seeds_that_were_stopped_are_resumed_by_their_folder(tmp_path: Path) -> None:
+    words = [*settings([*SETTINGS[:3], "rounds=2", "compare=false"]), "--seeds", "5,4", "--json"]
+    whole = json.loads(CliRunner().invoke(app, ["train", *words, "--out", str(tmp_path / "a")]).stdout)
+    CliRunner().invoke(app, ["train", *words, "--out", str(tmp_path / "b")])
+    for left in ("checkpoint.safetensors", "metrics.jsonl", "summary.json", "model.safetensors"):
+        (tmp_path / "b" / "seed-4" / left).unlink()  # as if stopped before its first round
+    result = CliRunner().invoke(app, ["resume", str(tmp_path / "b"), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["over_seeds"][0]["seeds"] == [4, 5]
+    assert {one["seed"]: one["global_accuracy"] for one in found["runs"]} == {
+        one["seed"]: one["global_accuracy"] for one in whole["runs"]
+    }
+
+
+def test_all_seeds_have_their_folders_from_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Run, training: Training, progress: Any = None) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "go", stop)
+    words = [*settings([*SETTINGS[:3], "rounds=1", "compare=false"]), "--seeds", "1,2,3", "--out", str(tmp_path / "x")]
+    result = CliRunner().invoke(app, ["train", *words])
+    assert result.exit_code == 130
+    assert f"go on with: fedrolex resume {tmp_path / 'x'}\n" in result.output
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["seed-1", "seed-2", "seed-3"]
+
+
 def test_the_table_ends_with_a_line_a_method_over_its_seeds(tmp_path: Path) -> None:
     words = settings([*SETTINGS[:3], "rounds=1", "task.limit=60"])
     result = CliRunner().invoke(app, ["train", *words, "--seeds", "4,5", "--out", str(tmp_path / "x")])

@@ -35,7 +35,8 @@ class Planned:
     Attributes:
         what: its name in tables.
         folder, recipe: where, and what.
-        resumed_by: the folder to give to ``fedrolex resume``: its own, or of the run that it is compared with.
+        resumed_by: the folder to give to ``fedrolex resume``: its own, that of all seeds, or of the run that it is
+            compared with.
         top: the folder that its recipe's runs were given.
     """
 
@@ -81,20 +82,30 @@ def train_command(
     for plan in (plan for group in groups for plan in group):
         Run.refuse(plan.folder)
     if seeds is not None:
-        groups = [[each for plan in group for each in _by_seed(plan, _seeds(seeds))] for group in groups]
+        groups = [_by_seed(group, _seeds(seeds)) for group in groups]
     if at_once > 1:
         os.environ.setdefault(*QUEUES)
-    _report(groups, _train_all([plan for group in groups for plan in group], at_once, as_json, _created), as_json)
+    every = [plan for group in groups for plan in group]
+
+    def created(plan: Planned) -> Run:
+        """The run of a plan; with the first of several seeds come the others, so that all can be resumed."""
+        for each in every:
+            if each.top == plan.top and not (each.folder / "recipe.yaml").exists():
+                Run.create(each.folder, each.recipe)
+        return Run.open(plan.folder)
+
+    _report(groups, _train_all(every, at_once, as_json, _created if seeds is None else created), as_json)
 
 
 def resume_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one with runs of several seeds.")],
     settings: Settings = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on from the last checkpoint, bit for bit; --set rounds=N for more rounds."""
-    opened = Run.open(run)
+    of_seeds = [] if (run / "recipe.yaml").exists() else [Run(path.parent) for path in run.glob("seed-*/recipe.yaml")]
+    opened = of_seeds[0] if of_seeds else Run.open(run)
     if opened.own_task():
         how = f"train(None, task, out={str(run)!r}, resume=True)"
         raise FedrolexError(f"{run} trains a task given in Python: go on with {how}")
@@ -103,6 +114,8 @@ def resume_command(
     recipe = recipe if data is None else replace(recipe, data=str(Path(data).absolute()))
     compared = replace(recipe, compare=recipe.compare and not run.name.startswith("seed-"))
     plans = _plans(recipe.method.name, run, compared)
+    if of_seeds:
+        plans = _by_seed(plans, sorted(each.recipe().seed for each in of_seeds))
 
     def resumed(plan: Planned) -> Run:
         if not plan.folder.exists():
@@ -164,13 +177,16 @@ def _plans(label: str, folder: Path, recipe: Recipe) -> list[Planned]:
     return [Planned(label, folder, recipe, folder, folder), *others]
 
 
-def _by_seed(plan: Planned, seeds: Sequence[int]) -> list[Planned]:
-    if len(seeds) == 1:
-        return [replace(plan, recipe=replace(plan.recipe, seed=seeds[0]))]
-    places = {seed: plan.folder / f"seed-{seed}" for seed in seeds}
+def _by_seed(plans: Sequence[Planned], seeds: Sequence[int]) -> list[Planned]:
+    """Every plan for every seed; several seeds have a folder each."""
     return [
-        replace(plan, folder=place, recipe=replace(plan.recipe, seed=seed), resumed_by=place)
-        for seed, place in places.items()
+        replace(
+            plan,
+            folder=plan.folder / f"seed-{seed}" if len(seeds) > 1 else plan.folder,
+            recipe=replace(plan.recipe, seed=seed),
+        )
+        for plan in plans
+        for seed in seeds
     ]
 
 
@@ -228,7 +244,7 @@ def _go(jobs: Sequence[tuple[Planned, Run, Training]], quiet: bool) -> list[dict
             return [run.go(training, step) for run, training, step in ready] if len(jobs) == 1 else side_by_side(ready)
     except KeyboardInterrupt:
         for plan, _, training in jobs:
-            what = "" if plan.resumed_by == plan.folder else f" of what it is compared with ({plan.what})"
+            what = "" if plan.resumed_by == plan.folder else f" of {plan.folder} ({plan.what})"
             done = f"stopped after round {training.server.round}{what}"
             print(f"{done}; go on with: fedrolex resume {plan.resumed_by}", file=sys.stderr)
         raise SystemExit(130) from None
