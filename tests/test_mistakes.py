@@ -116,13 +116,13 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: Rolling().window(AXES, round=np.array([1, 2]), capacity="1"), "is not a whole number"),  # type: ignore[arg-type]
     (lambda: spread(1.5), "spread over 1.5 clients"),  # type: ignore[arg-type]
     (lambda: Ordered(widths=[]), "a scheme of no widths"),
-    (lambda: Select(keys=lambda r, c: {"stem": [0.5]}).window(AXES, round=0, capacity="1"), "give indices"),  # type: ignore[dict-item]
+    (lambda: Select(keys=lambda r, c: {"stem": [0.5]}).window(AXES, round=0, capacity="1"), "give indices"),  # type: ignore[list-item]
     (lambda: coverage(None, Rolling(), ["1"], 1), "coverage of NoneType and Rolling"),  # type: ignore[arg-type]
     (lambda: Fold(MODEL, {}), "axes is a Residual"),  # type: ignore[arg-type]
     (lambda: Fold(AXES, {}, order=3), "the ids of clients"),  # type: ignore[arg-type]
     (lambda: fold().add([1], part(), WINDOW), "the ids of clients"),  # type: ignore[arg-type]
     (lambda: fold().add(0, part(), Window({"stem": Arc(0, 3, 99)})), "takes axis 'stem' for one of 99 indices"),
-    (lambda: fold().add(0, part(), WINDOW, rows={"head": b"1"}), "rows of head are b'1'"),  # type: ignore[dict-item]
+    (lambda: fold().add(0, part(), WINDOW, rows={"head": b"1"}), "rows of head are b'1'"),
     (lambda: Axes.decode(damaged("floating", "no")), "lacks its role, or what it reads"),
     (
         lambda: Fold(AXES, AXES.state(MODEL), order=[1, 2]).average(),

@@ -221,6 +221,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a recipe by name": (lambda: train("digits"), "train() was given a str where it takes a Recipe or None"),  # type: ignore[arg-type]
     "examples for a task": (lambda: train(RECIPE, Examples(X, Y)), "given a Examples where it takes a Task"),  # type: ignore[arg-type]
     "out": (lambda: train(RECIPE, split(), out=3), "train() was given a int where it takes a path or None"),  # type: ignore[arg-type]
+    "prepared": (lambda: prepare("digits"), "prepare() was given a str where it takes a Recipe"),  # type: ignore[arg-type]
+    "prepared task": (lambda: prepare(RECIPE, "x"), "prepare() was given a str where it takes a Task or None"),  # type: ignore[arg-type]
     "progress": (lambda: train(RECIPE, split(), progress=3), "progress is a int: give a function"),  # type: ignore[arg-type]
     "callbacks": (lambda: train(RECIPE, split(), callbacks=["drift"]), "give a list of Callback objects"),  # type: ignore[list-item]
     "a callback": (lambda: train(RECIPE, split(), callbacks=Callback()), "give a list of Callback objects"),  # type: ignore[arg-type]

@@ -48,7 +48,8 @@ def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 def check_words(section: str, settings: object) -> None:
     """Raise, in one line, unless every setting is what its type says: a word of a ``Literal``, a number, a list."""
     for name, kind in _types(type(settings)).items():
-        value, key = getattr(settings, name, None), f"{section}.{name}".lstrip(".")
+        value: Any = getattr(settings, name, None)
+        key = f"{section}.{name}".lstrip(".")
         if get_origin(kind) is Literal:
             one_of(key, value, get_args(kind))
         elif not _is(kind, value):

@@ -2,7 +2,7 @@
 
 import copy
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from fedrolex.tasks import Classification, Task
 
 def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Callback] = ()) -> Training:
     """Everything a recipe describes, ready for its first round; for the arguments see :func:`train`."""
+    _check_given({"Recipe": (recipe, Recipe), "Task or None": (task, Task | None)}, callbacks, "prepare")
     device = pick_device(recipe.device)
     engine = make_engine(recipe, device)
     told = [make_callback(name) for name in recipe.callbacks]
@@ -62,6 +63,16 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
         except FedrolexError as error:
             raise FedrolexError(f"weights {recipe.weights}: {error}") from None
     return training
+
+
+def _check_given(given: Mapping[str, tuple[object, Any]], callbacks: object, to: str) -> None:
+    """Raise, in one line, unless what a function was given is of the kinds that it takes."""
+    for what, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            raise FedrolexError(f"{to}() was given a {type(value).__name__} where it takes a {what}")
+    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
+        said = f"{to}(): callbacks is {callbacks!r}"
+        raise FedrolexError(f"{said}: give a list of Callback objects; names go into a recipe")
 
 
 def make_engine(recipe: Recipe, device: torch.device) -> Engine:
@@ -105,10 +116,10 @@ class Trained:
     """
 
     model: nn.Module
-    axes: Axes
+    axes: Axes = field(repr=False)
     summary: dict[str, Any]
-    rows: list[dict[str, Any]]
-    compared: dict[str, dict[str, Any]]
+    rows: list[dict[str, Any]] = field(repr=False)
+    compared: dict[str, dict[str, Any]] = field(repr=False)
     models: Models = field(repr=False)
 
     def submodel(self, capacity: Capacity) -> nn.Module:
@@ -125,6 +136,8 @@ class Trained:
         return copy.deepcopy(server.loaded(network=self.models.method.leading(server)))
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def train(
     recipe: Recipe | None = None,
     task: Task | None = None,
@@ -147,16 +160,14 @@ def train(
         resume: go on with the run in ``out``, by its own recipe; ``recipe`` may ask for more rounds, or change what
             changes no round.
     """
-    kinds: dict[str, tuple[object, Any]] = {"Recipe": (recipe, Recipe), "Task": (task, Task), "path": (out, str | Path)}
-    for what, (given, kind) in kinds.items():
-        if given is not None and not isinstance(given, kind):
-            raise FedrolexError(f"train() was given a {type(given).__name__} where it takes a {what} or None")
+    given: dict[str, tuple[object, Any]] = {
+        "Recipe or None": (recipe, Recipe | None),
+        "Task or None": (task, Task | None),
+        "path or None": (out, str | Path | None),
+    }
+    _check_given(given, callbacks, "train")
     if progress is not None and not callable(progress):
         raise FedrolexError(f"train(): progress is a {type(progress).__name__}: give a function of a round's metrics")
-    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
-        raise FedrolexError(
-            f"train(): callbacks is {callbacks!r}: give a list of Callback objects; names go into a recipe"
-        )
     if resume and out is None:
         raise FedrolexError("train(): resume=True goes on with a run that is there: give its folder as out")
     with tempfile.TemporaryDirectory() as scratch:

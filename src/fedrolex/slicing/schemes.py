@@ -53,7 +53,7 @@ def _check_call(axes: Axes, round: int, client: int) -> None:
     if not isinstance(axes, Axes):
         raise FedrolexError(f"axes is a {type(axes).__name__}: give what trace(model, example) returned")
     for what, number in (("round", round), ("client", client)):
-        if not hasattr(number, "__index__") or getattr(number, "ndim", 0) or number < 0:
+        if not hasattr(number, "__index__") or getattr(number, "ndim", False) or number < 0:
             raise FedrolexError(f"{what} {number!r} is not a whole number from 0 on")
 
 
