@@ -261,3 +261,12 @@ def test_mistakes(finished: Finished, tmp_path: Path) -> None:
     recipe = Recipe(device="cpu").with_settings([*FEW, *DIGITS])
     Run.create(tmp_path / "new", recipe)
     assert "there is no file" in told(lambda: load(tmp_path / "new"))
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_training_and_loading_do_not_mind_where_gradients_are_off(around: Callable[[], None], tmp_path: Path) -> None:
+    with around():  # type: ignore[attr-defined]
+        done = train(Recipe().with_settings([*FEW, *DIGITS, "rounds=1"]), out=tmp_path / "run")
+        model = load(tmp_path / "run")
+    x = torch.zeros(1, 1, 8, 8)
+    assert torch.equal(model(x), done.model(x))

@@ -615,6 +615,13 @@ def test_numbers_as_people_write_them() -> None:
     assert RECIPE.with_settings(["fleet.capacities=[1, 0.5]"]).fleet.capacities == ["1", "0.5"]
 
 
+def test_a_mistake_in_yaml_is_shown_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("rounds: 3\nfleet: {clients: 4\nseed: 1\n")
+    with pytest.raises(FedrolexError, match=r"is not YAML in line [34]: expected ',' or '}'"):
+        Recipe.read(path)
+
+
 def test_yaml_cannot_run_code(tmp_path: Path) -> None:
     path = tmp_path / "evil.yaml"
     path.write_text(f"seed: !!python/object/apply:os.mkdir ['{tmp_path / 'gotcha'}']\n")

@@ -66,6 +66,9 @@ def read_yaml(text: str, what: str) -> Any:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except FedrolexError as error:
         raise FedrolexError(f"{what} {error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
+        raise FedrolexError(f"{what} is not YAML{line}: {error.problem or one_line(error)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FedrolexError(f"{what} is not YAML: {one_line(error)}") from error
 

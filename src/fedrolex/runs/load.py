@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import nn
 
 from fedrolex.core import FedrolexError
@@ -18,6 +19,8 @@ from fedrolex.tasks import Task
 Device = Literal["auto", "cpu", "cuda"]
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def load(
     run: Path | str, capacity: Capacity | None = None, *, task: Task | None = None, device: Device = "cpu"
 ) -> nn.Module:

@@ -94,11 +94,13 @@ class Run:
         if folder.name in UNNAMED:
             raise FedrolexError(f"a new run cannot be {str(folder)!r}: name its folder, such as {folder / 'run'}")
         if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
-            raise FedrolexError(f"{folder} exists already: give another --out, or go on with: fedrolex resume {folder}")
+            how = f"go on with: fedrolex resume {folder} (in Python: train(..., resume=True))"
+            raise FedrolexError(f"{folder} exists already: give another folder, or {how}")
 
     @staticmethod
-    def open(folder: Path) -> Run:
+    def open(folder: Path | str) -> Run:
         """An existing run."""
+        folder = Path(folder)
         if not (folder / "recipe.yaml").is_file():
             runs = sorted(str(each.parent) for each in folder.glob("*/recipe.yaml"))
             inside = f"; those in it are {', '.join(runs[:3])}{' …' if len(runs) > 3 else ''}" if runs else ""
