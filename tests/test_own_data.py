@@ -41,7 +41,7 @@ from fedrolex.cli.app import app
 from fedrolex.recipes import alternatives, find_recipe
 from fedrolex.tasks import Mask
 from fedrolex.tasks.metrics import mean_absolute_error, r2
-from fedrolex.tasks.partition import dirichlet, even
+from fedrolex.tasks.partition import Partition, by_label, dirichlet, even
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -221,6 +221,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a recipe by name": (lambda: train("digits"), "train() was given a str where it takes a Recipe or None"),  # type: ignore[arg-type]
     "examples for a task": (lambda: train(RECIPE, Examples(X, Y)), "given a Examples where it takes a Task"),  # type: ignore[arg-type]
     "out": (lambda: train(RECIPE, split(), out=3), "train() was given a int where it takes a path or None"),  # type: ignore[arg-type]
+    "rare words": (lambda: classes(rare=["a"]), "rare of the task is ['a']: there are classes 0 to 1"),
+    "a rare number": (lambda: classes(rare=3), "rare of the task is 3: there are classes 0 to 1"),
+    "half rows": (lambda: Partition.of([[0.5]]), "parts must be a list with every client's rows"),  # type: ignore[list-item]
+    "no parts at all": (lambda: Partition.of(None), "parts must be a list with every client's rows"),  # type: ignore[arg-type]
+    "a word for alpha": (lambda: dirichlet(Y, 4, "a", 0), "alpha is a: give a number above 0"),  # type: ignore[arg-type]
+    "half a label": (lambda: by_label(Y, 2, 4, 1.5, 0), "1.5 labels a client of 2 classes"),  # type: ignore[arg-type]
     "prepared": (lambda: prepare("digits"), "prepare() was given a str where it takes a Recipe"),  # type: ignore[arg-type]
     "prepared task": (lambda: prepare(RECIPE, "x"), "prepare() was given a str where it takes a Task or None"),  # type: ignore[arg-type]
     "progress": (lambda: train(RECIPE, split(), progress=3), "progress is a int: give a function"),  # type: ignore[arg-type]

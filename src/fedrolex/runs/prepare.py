@@ -40,13 +40,13 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
         task, fleet = recipe.task.open(recipe.fleet, seed=recipe.seed, folder=folder, mask=recipe.client.mask)
     else:
         fleet = recipe.fleet.build(recipe.seed)
-    if task.clients != fleet.clients:
-        remedy = f"set fleet.clients to {task.clients}"
-        raise FedrolexError(f"the task has data for {task.clients} clients, the fleet has {fleet.clients}: {remedy}")
+    with in_one_line(f"task {task.name} cannot be used"):
+        held, moved = task.clients, task.to(device)
+    if held != fleet.clients:
+        remedy = f"set fleet.clients to {held}"
+        raise FedrolexError(f"the task has data for {held} clients, the fleet has {fleet.clients}: {remedy}")
     method, scale = recipe.method, recipe.fleet.server_scale
-    setup = Setup(
-        task.to(device), fleet, LocalTraining(**asdict(recipe.client)), scale, recipe.seed, device, recipe.deadline
-    )
+    setup = Setup(moved, fleet, LocalTraining(**asdict(recipe.client)), scale, recipe.seed, device, recipe.deadline)
     with calling(method, "check"):
         method.check(setup)
     with calling(method, "work"):

@@ -65,8 +65,9 @@ class Classification(InMemory):
             self._set(classes=1 + largest)
         if not isinstance(self.classes, int) or largest >= self.classes:
             raise FedrolexError(f"the task has a target {largest}, but {self.classes!r} classes")
-        if not all(0 <= label < self.classes for label in self.rare):
-            raise FedrolexError(f"rare of the task is {list(self.rare)}: there are classes 0 to {self.classes - 1}")
+        known = isinstance(self.rare, Sequence) and all(label in range(self.classes) for label in self.rare)
+        if not known:
+            raise FedrolexError(f"rare of the task is {self.rare}: there are classes 0 to {self.classes - 1}")
         one_of("mask of the task", self.mask, get_args(Mask))
         if self.test_parts is not None:
             self._set(test_parts=row_numbers("test_parts", self.test_parts, len(self.test)))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrolex.core import FedrolexError, shuffle, uniform, words
+from fedrolex.core import FedrolexError, in_one_line, shuffle, uniform, words
 
 Rows = NDArray[np.int64]
 Affinity = NDArray[np.float64]
@@ -35,7 +35,11 @@ class Partition(Sequence[Tensor]):
     @classmethod
     def of(cls, parts: Iterable[Rows | Tensor | Sequence[int]]) -> Self:
         """From one list of rows a client."""
-        sorted_parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
+        with in_one_line("parts must be a list with every client's rows"):
+            given = [np.asarray(part) for part in parts]
+            if any(part.ndim != 1 or (part.size and part.dtype.kind not in "iu") for part in given):
+                raise TypeError("rows are whole numbers")
+            sorted_parts = [np.sort(part.astype(np.int64)) for part in given]
         starts = np.concatenate([[0], np.cumsum([len(part) for part in sorted_parts])]).astype(np.int64)
         rows = np.concatenate([np.empty(0, np.int64), *sorted_parts])
         return cls(torch.from_numpy(rows), torch.from_numpy(starts))
@@ -168,7 +172,7 @@ def dirichlet(
             the distribution.
     """
     _check_clients(clients)
-    if not 0 < alpha <= 1e9:
+    if not isinstance(alpha, int | float) or not 0 < alpha <= 1e9:
         raise FedrolexError(f"alpha is {alpha}: give a number above 0, at most 1e9")
     if smallest * clients > len(labels):
         raise FedrolexError(f"{len(labels)} examples for {clients} clients of at least {smallest}: there are too few")
@@ -269,7 +273,7 @@ def _check_clients(clients: object) -> None:
 
 
 def _check_labels(per_client: int, classes: int) -> None:
-    if not 1 <= per_client <= classes:
+    if not isinstance(per_client, int) or not 1 <= per_client <= classes:
         raise FedrolexError(f"{per_client} labels a client of {classes} classes: give 1 to {classes}")
 
 
