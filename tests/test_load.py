@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -264,8 +265,10 @@ def test_mistakes(finished: Finished, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
-def test_training_and_loading_do_not_mind_where_gradients_are_off(around: Callable[[], None], tmp_path: Path) -> None:
-    with around():  # type: ignore[attr-defined]
+def test_training_and_loading_do_not_mind_where_gradients_are_off(
+    around: Callable[[], AbstractContextManager[None]], tmp_path: Path
+) -> None:
+    with around():
         done = train(Recipe().with_settings([*FEW, *DIGITS, "rounds=1"]), out=tmp_path / "run")
         model = load(tmp_path / "run")
     x = torch.zeros(1, 1, 8, 8)
