@@ -164,7 +164,7 @@ def rounds_are_those_of_loop() -> None:
             torch.testing.assert_close(other.server.state[MODEL][name], tensor, rtol=1e-3, atol=1e-4)
     cohorts = engine.places[MODEL].cohorts
     assert cohorts[0].share == Fraction(2, sum(each.clients for each in cohorts)) < 1
-    assert made == [2, 7, 5, 8, 6]  # an example, then three rounds, the third one's made ahead, and the fourth's
+    assert made == [2, 2, 7, 5, 8, 6]  # examples, then three rounds, the third one's made ahead, and the fourth's
 
 
 def several_networks_and_jobs_of_one_client() -> None:

@@ -467,7 +467,7 @@ def test_damaged_windows(data: Any) -> None:
 
 
 def test_damaged_hints() -> None:
-    with pytest.raises(FedrolexError, match="kind 'wrong'"):
+    with pytest.raises(FedrolexError, match="'wrong'}: give a mapping to one of width"):
         Hints(kind={"a": "wrong"})  # type: ignore[dict-item]
     with pytest.raises(FedrolexError, match="scaling"):
         Hints(scaling="mine")  # type: ignore[arg-type]
@@ -492,3 +492,8 @@ def test_inner_sums_over_the_last_dimensions_of_both() -> None:
     part = axes.cut(model, window)
     hidden = torch.inner(model.a(X)[:, :4], model.w[2:6, :4])
     torch.testing.assert_close(part(X), hidden @ model.o.weight[:, 2:6].T + model.o.bias)
+
+
+def test_an_axis_has_a_name() -> None:
+    with pytest.raises(FedrolexError, match="the name for 'a' is empty: give the axis a name"):
+        trace(Two(), X, hints=Hints(name={"a": ""}))

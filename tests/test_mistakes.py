@@ -74,7 +74,10 @@ MISTAKES: list[tuple[Any, str]] = [
         "client 0: a.bias is a ndarray, not a tensor (torch.from_numpy?)",
     ),
     (lambda: fold().add(0, part(), WINDOW, weight="3"), "client 0: weight '3'"),  # type: ignore[arg-type]
-    (lambda: fold().add(0, part(**{"a.bias": torch.zeros(3, device="meta")}), WINDOW), "a.bias is on the meta device"),
+    (
+        lambda: fold().add(0, part(**{"a.bias": torch.zeros(3, device="meta")}), WINDOW),
+        "a.bias has no values of its own",
+    ),
     (lambda: ended().add(0, part(), WINDOW), "this fold has ended"),
     (lambda: Rolling().window(AXES, round=0.5, capacity="1"), "round 0.5 is not a whole number"),  # type: ignore[arg-type]
     (lambda: Rolling().window(AXES, round="1", capacity="1"), "round '1' is not a whole number"),  # type: ignore[arg-type]
@@ -87,9 +90,12 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: AXES.region("z", WINDOW), "the model has no tensor 'z'"),
     (lambda: AXES.load(MODEL, {"a.bias": torch.zeros(6, dtype=torch.int64)}), "a.bias holds torch.int64, not real"),
     (lambda: AXES.load(MODEL, {"a.bias": torch.zeros(6, dtype=torch.complex64)}), "not real numbers"),
-    (lambda: AXES.load(MODEL, {"a.bias": torch.zeros(6, device="meta")}), "a.bias is on the meta device"),
+    (lambda: AXES.load(MODEL, {"a.bias": torch.zeros(6, device="meta")}), "a.bias has no values of its own"),
     (lambda: AXES.put(dict(AXES.state(MODEL)), {"a.bias": torch.zeros(3).bool()}, WINDOW), "not real numbers"),
-    (lambda: AXES.put(dict(AXES.state(MODEL)), {"a.bias": torch.zeros(3).to_sparse()}, WINDOW), "a.bias is sparse"),
+    (
+        lambda: AXES.put(dict(AXES.state(MODEL)), {"a.bias": torch.zeros(3).to_sparse()}, WINDOW),
+        "a.bias has no values of its own",
+    ),
     (lambda: AXES.put({}, part(), WINDOW), "is a NoneType, not a tensor"),
     (lambda: AXES.put(dict(AXES.state(MODEL)), None, WINDOW), "state is a NoneType"),  # type: ignore[arg-type]
     (lambda: AXES.take(AXES.state(MODEL), WINDOW, out={}), "is a NoneType, not a tensor"),

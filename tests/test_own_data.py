@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fedrolex import (
     PartitionRecipe,
     Recipe,
     Regression,
+    Run,
     ServerOptimizer,
     Task,
     TaskRecipe,
@@ -257,7 +258,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "complex rows": (lambda: classes(parts=[[1j], [1], [2], [3]]), "parts[0] of the task is not a list of row"),
     "data changed": (lambda: split(build=lambda scale: nn.Sequential(Adds(), network()(1))), "changes its inputs"),
     "a backward hook": (lambda: split(build=hooked), "0.weight has a backward hook, which sub-models would not call"),
-    "progress fails": (lambda: train(RECIPE, split(), progress=lambda row: row["no"]), "progress, which is called"),
     "numbers and classes": (
         lambda: split(y=X[:, :1], build=network(1), public=0.1),
         "public, validation and classes are for targets that are classes",
@@ -526,3 +526,54 @@ def test_a_comparison_of_numbers_on_the_command_line(tmp_path: Path) -> None:
         assert said in done.stdout
     assert "accuracy" not in done.stdout.replace("accuracy.png", "")
     assert (tmp_path / "run" / "accuracy.png").is_file()
+
+
+# --- a task of one's own ---
+
+
+@dataclass(frozen=True)
+class Odd(Classification):
+    """Says something odd about its data, or about a model."""
+
+    print_: object = "data"
+    accuracy: object = 0.5
+
+    def fingerprint(self) -> Any:
+        if isinstance(self.print_, Exception):
+            raise self.print_
+        return self.print_
+
+    def evaluate(self, model: nn.Module, **how: Any) -> dict[str, Any]:
+        return {**super().evaluate(model, **how), "global_accuracy": self.accuracy}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"print_": None}, "fingerprint() of task own gives a NoneType: give text"),
+        ({"print_": 7}, "fingerprint() of task own gives a int: give text"),
+        ({"print_": KeyError("x")}, "fingerprint() of task own failed: KeyError: 'x'"),
+        ({"accuracy": "good"}, "task own gives global_accuracy 'good': give a number"),
+    ],
+)
+def test_what_a_task_of_ones_own_says_is_checked(changes: dict[str, Any], line: str) -> None:
+    plain = split()
+    assert isinstance(plain, Classification)
+    task = Odd(**{each.name: getattr(plain, each.name) for each in fields(plain)} | {"name": "own", **changes})
+    assert line in told(lambda: train(RECIPE, task))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding(FedAvg):
+    """A method with a setting of any kind."""
+
+    what: Any = None
+
+
+def test_a_recipe_holds_numbers_of_numpy_and_no_objects(tmp_path: Path) -> None:
+    rate = np.float64(0.125)
+    train(replace(RECIPE, client=ClientRecipe(lr=rate)), split(), out=tmp_path / "run")
+    assert Run.open(tmp_path / "run").recipe().client.lr == 0.125
+
+    said = told(lambda: train(replace(RECIPE, method=Holding(what=print)), split(), out=tmp_path / "other"))
+    assert "a recipe cannot hold <built-in function print>" in said

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import yaml
 
 from fedrolex.core import FedrolexError, in_one_line, one_of
@@ -87,10 +88,16 @@ def to_plain(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """The same with lists for tuples."""
+    """The same with lists for tuples and numbers for numpy's; what a file cannot hold is refused."""
     if isinstance(value, Mapping):
         return {key: _listed(inner) for key, inner in value.items()}
-    return [_listed(inner) for inner in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_listed(inner) for inner in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is not None and not isinstance(value, str | int | float):
+        what = reprlib.repr(value)
+        raise FedrolexError(f"a recipe cannot hold {what}, a {type(value).__name__}: use numbers, text, lists of them")
+    return value
 
 
 def from_plain(cls: Any, data: Any, path: str = "", base: Any = None, unknown: Unknown | None = None) -> Any:

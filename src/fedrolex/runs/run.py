@@ -154,7 +154,7 @@ class Run:
             why = "the best is kept where the task has validation examples and clients keep nothing between rounds"
             raise FedrolexError(f"there is no {path}: {why if best else f'train with: fedrolex resume {self.folder}'}")
         with locked(self.folder):
-            self._restore(path, self.recipe(), training, training.server.task.fingerprint())
+            self._restore(path, self.recipe(), training, _fingerprint(training))
             return {"round": training.server.round - 1, **training.evaluate()}
 
     def go(self, training: Training, progress: Progress | None = None) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Run:
 
     def _go(self, training: Training, progress: Progress | None) -> dict[str, Any]:
         recipe = self.recipe()
-        data = training.server.task.fingerprint()
+        data = _fingerprint(training)
         self._restore(self.checkpoint, recipe, training, data)
         self._forget_rows_after(training.server.round)
         log = MetricsFile(self.metrics)
@@ -208,8 +208,7 @@ class Run:
                     log.sync()
                     self.save(self.checkpoint, recipe, data, training)
                 if progress is not None:
-                    with in_one_line("progress, which is called with the metrics of every round, failed"):
-                        progress(row)
+                    progress(row)
         except KeyboardInterrupt:
             server.state, server.round = done
             if not self._ahead(training):
@@ -306,7 +305,7 @@ class Run:
             **{key: last[key] for key in last if key.endswith("accuracy") or "accuracy_" in key or key in own},
             "statistics": last.get("statistics"),
             f"best_{judged}": max((r[judged] for r in (*rows, last) if r.get(judged) is not None), default=None),
-            **server.task.facts(),
+            **_facts(training),
             "bytes": sent,
             "bytes_of_full_model": 2 * size(server.state[method.leading(server)]) * members,
             "dropped": sum(len(row["dropped"]) for row in rows),
@@ -332,6 +331,21 @@ def _is_a_round(row: Any) -> bool:
         *(row[key] for key in JUDGED if row.get(key) is not None),
     ]
     return all(isinstance(number, int | float) and abs(number) <= float_info.max for number in numbers)
+
+
+def _fingerprint(training: Training) -> str:
+    """What tells the data of a task from other data."""
+    task = training.server.task
+    with in_one_line(f"fingerprint() of task {task.name} failed"):
+        found: object = task.fingerprint()
+    if not isinstance(found, str):
+        raise FedrolexError(f"fingerprint() of task {task.name} gives a {type(found).__name__}: give text")
+    return found
+
+
+def _facts(training: Training) -> dict[str, Any]:
+    with in_one_line(f"facts() of task {training.server.task.name} failed"):
+        return {**training.server.task.facts()}
 
 
 def environment() -> dict[str, Any]:

@@ -236,7 +236,11 @@ class Training:
         """How good the model is now."""
         try:
             with spread_over(threads_for(self._parameters)):
-                return {**self.method.evaluate(self.server, self.measure)}
+                found = {**self.method.evaluate(self.server, self.measure)}
+            for name, value in found.items():
+                if name.endswith("accuracy") and not isinstance(value, int | float | None):
+                    raise FedrolexError(f"task {self.server.task.name} gives {name} {value!r}: give a number")
+            return found
         except ValueError as error:  # a batch norm that was given a single value a channel
             raise FedrolexError(f"the model could not be evaluated: {one_line(error)}") from error
         except (ArithmeticError, AttributeError, LookupError, TypeError, RuntimeError, SystemExit) as error:

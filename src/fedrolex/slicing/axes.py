@@ -214,8 +214,9 @@ class Axes:
         """The window's part of every tensor of ``state``, as new tensors or copied into ``out``."""
         self._check(window)
         self.check_whole(state)
+        own = {} if out is None else check_named(out)
         for name in state if out is not None else ():
-            self.fits(name, check_named(out).get(name), window)
+            self.fits(name, own.get(name), window)
         with torch.no_grad():
             return {
                 name: self.region(name, window).take(tensor, None if out is None else out[name])
@@ -236,11 +237,8 @@ class Axes:
     def check_whole(self, state: Tensors) -> None:
         """Raise unless ``state`` holds whole tensors of the model."""
         for name, tensor in check_named(state).items():
-            if (
-                not isinstance(tensor, Tensor)
-                or tensor.shape != self._whole_shapes.get(name)
-                or self._odd(name, tensor)
-            ):
+            whole = isinstance(tensor, Tensor) and tensor.shape == self._whole_shapes.get(name)
+            if not whole or self._odd(name, tensor):
                 self.fits(name, tensor, WHOLE)
 
     def _odd(self, name: str, tensor: Tensor) -> bool:
@@ -260,10 +258,8 @@ class Axes:
             said = said if window else f"the whole model's has {wanted} (a part? give its window)"
             raise FedrolexError(f"{name} has shape {tuple(tensor.shape)}; {said}")
         if self._odd(name, tensor):
-            without = (
-                "on the meta device" if tensor.is_meta else "sparse" if tensor.layout is not torch.strided else None
-            )
-            what = f"holds {tensor.dtype}, not real numbers" if without is None else f"is {without}: send values"
+            dense = not tensor.is_meta and tensor.layout is torch.strided
+            what = f"holds {tensor.dtype}, not real numbers" if dense else "has no values of its own: send some"
             raise FedrolexError(f"{name} {what}")
 
     # --- modules ---

@@ -94,6 +94,9 @@ class Resolution:
     def _names(self, wanted: Mapping[str, str]) -> dict[Unknown, str]:
         result: dict[Unknown, str] = {}
         unmatched = set(wanted)
+        nameless = next((pattern for pattern, name in wanted.items() if not name), None)
+        if nameless is not None:
+            raise FedrolexError(f"the name for {nameless!r} is empty: give the axis a name")
         members = self._leaves()
         for leaf in self.kinds:
             base = self._base_name(leaf, members[leaf])
