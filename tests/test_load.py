@@ -236,9 +236,25 @@ def test_a_model_of_another_round_is_not_taken(finished: Finished) -> None:
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     checkpoint.write(folder / "model.safetensors", zeros, {"round": "1"})
     assert torch.equal(scores(load(folder, task=task), task, 90), scores(done.model, task, 90))
-    checkpoint.write(folder / "model.safetensors", {"other": torch.zeros(1)}, {"round": "2"})
-    assert "does not fit the run's model" in told(lambda: load(folder, task=task))
     (folder / "model.safetensors").write_bytes(written)
+
+
+def test_a_model_that_the_run_did_not_write_is_refused(finished: Finished) -> None:
+    """Though whole, of the right round and shapes; a run from before checkpoints said what was written takes it."""
+    folder, _, task = finished
+    path, last = folder / "model.safetensors", folder / "checkpoint.safetensors"
+    kept = path.read_bytes(), last.read_bytes()
+    tensors, about = checkpoint.read(path)
+    checkpoint.write(path, {name: 2 * tensor for name, tensor in tensors.items()}, about)
+    assert f"{path} is not the model that this run wrote: put it back, or" in told(lambda: load(folder, task=task))
+    state, about = checkpoint.read(last)
+    del about[path.name]
+    checkpoint.write(last, state, about)
+    assert torch.equal(load(folder, task=task).state_dict()["head.bias"], 2 * tensors["head.bias"])
+    checkpoint.write(path, {"other": torch.zeros(1)}, {"round": "2"})
+    assert "does not fit the run's model" in told(lambda: load(folder, task=task))
+    path.write_bytes(kept[0])
+    last.write_bytes(kept[1])
 
 
 def test_the_whole_model_is_there_to_cut_from() -> None:

@@ -429,7 +429,7 @@ def test_a_recipe_beside_resume_counts_or_is_refused(tmp_path: Path) -> None:
     for changed, what in (
         (replace(RECIPE, rounds=3, seed=2), "seed"),
         (replace(RECIPE, rounds=2), "rounds"),
-        (replace(RECIPE, rounds=3, client=ClientRecipe(lr=0.5)), "client"),
+        (replace(RECIPE, rounds=3, client=ClientRecipe(lr=0.5)), "client.lr"),
     ):
         says = f"{what} cannot be changed in {tmp_path / 'run'}"
         assert says in told(lambda changed=changed: train(changed, split(), out=tmp_path / "run", resume=True))  # type: ignore[misc]

@@ -14,7 +14,7 @@ from run_folders import RECIPE, resumed, same, stopped, whole
 from told import told
 from typer.testing import CliRunner, Result
 
-from fedrolex import Callback, Run, prepare, train
+from fedrolex import Callback, Run, load, prepare, train
 from fedrolex.cli.app import app
 from fedrolex.runs import lock
 
@@ -92,6 +92,14 @@ def test_a_new_run_has_a_name(folder: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert "name its folder" in told(lambda: train(RECIPE, out=folder))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_need_not_have_a_name_in_utf_8(tmp_path: Path) -> None:
+    run = stopped(tmp_path / os.fsdecode(b"r\x80"), "method=scaffold")
+    assert same(resumed(run), whole(tmp_path / "whole", "method=scaffold"))
+    assert load(run.folder).state_dict()
+    run.change(run.recipe().with_settings(["callbacks=[tensorboard]"]))
+    assert "TensorBoard writes into no folder whose name is not UTF-8: rename it, or" in told(lambda: resumed(run))
 
 
 def test_a_run_goes_on_from_inside_with_what_it_is_compared_with_beside_it(

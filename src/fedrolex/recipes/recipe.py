@@ -158,11 +158,21 @@ class Recipe:
         path.write_text(yaml.safe_dump(self.encode(), sort_keys=False))
 
     def differs_from(self, other: Recipe) -> str | None:
-        """The first key that changes what a run computes, or None; a run may go on for more rounds."""
+        """The first key, such as ``client.lr``, that changes what a run computes, or None; rounds may become more."""
         mine, theirs = self.encode(), other.encode()
         if mine["rounds"] < theirs["rounds"]:
             return "rounds"
-        return next((key for key in mine if key not in (*FREE, "rounds") and mine[key] != theirs[key]), None)
+        return _first_difference({key: mine[key] for key in mine if key not in (*FREE, "rounds")}, theirs)
+
+
+def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """The first key of plain data that is another there, one of a section as ``section.key``; None if there is none."""
+    for key, value in mine.items():
+        other = theirs.get(key)
+        if value != other:
+            inner = _first_difference(value, other) if isinstance(value, dict) and isinstance(other, dict) else None
+            return f"{key}.{inner}".removesuffix(".name") if inner else key
+    return None
 
 
 def alternatives(recipe: Recipe) -> dict[str, Recipe]:

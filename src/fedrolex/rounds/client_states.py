@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedrolex.clients import copied
@@ -132,8 +132,8 @@ class ClientStates:
     def _read(self, client: int, round: int) -> State:
         path = self._path(client, round)
         try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
+            return load(path.read_bytes())
+        except (SafetensorError, OSError, KeyError) as error:
             raise FedrolexError(f"the state of client {client} is damaged ({path}): {error}") from error
 
     def _write(self, client: int) -> None:

@@ -126,7 +126,11 @@ class TensorBoard(Callback):
         if folder is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=training.server.round)
+            try:
+                self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=training.server.round)
+            except UnicodeEncodeError:
+                remedy = "rename it, or set callbacks to a list without tensorboard"
+                raise FedrolexError(f"TensorBoard writes into no folder whose name is not UTF-8: {remedy}") from None
 
     def row(self, training: Training, row: dict[str, Any]) -> None:
         """Write the metrics of a round; of nested ones, each under both names."""

@@ -52,7 +52,7 @@ def load(
         raise FedrolexError(f"checkpoint {opened.checkpoint} does not say its round: there is no model to load")
     training.restore(tensors, int(said))
     models = Models.of(training)
-    found = models.read(opened.folder, capacity)
+    found = models.read(opened.folder, capacity, about)
     if found is not None:
         return found
     if about.get("data") not in (None, training.server.task.fingerprint()):

@@ -1,6 +1,7 @@
 """The models that come of a run, as they were measured: given, written at its end, read again."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -50,22 +51,36 @@ class Models:
                 found = measure.ready(server.task, self._bare(capacity))
         return copy.deepcopy(found).eval()
 
-    def write(self, folder: Path) -> None:
-        """Write the model that is judged into a run's folder and, where sub-models are measured, those."""
+    def write(self, folder: Path) -> dict[str, str]:
+        """Write the model that is judged into a run's folder and, where sub-models are measured, those.
+
+        Returns their checksums by file name, for :meth:`read`.
+        """
         levels = self.method.sizes(self.server) if self.measure.submodels else []
         parts = [level for level in levels if self.method.submodel(self.server, level) is not None]
+        written = {}
         for level in (None, *parts):
+            path = path_of(folder, level)
             tensors = {name: tensor.clone() for name, tensor in _tensors(self(level)).items()}  # tied ones apart
-            checkpoint.write(path_of(folder, level), tensors, {"round": str(self.server.round)})
+            written[path.name] = checkpoint.write(path, tensors, {"round": str(self.server.round)})
+        return written
 
-    def read(self, folder: Path, capacity: Capacity | None = None) -> nn.Module | None:
-        """A model as it was written into a run's folder; None where there is none of the round the server is at."""
+    def read(
+        self, folder: Path, capacity: Capacity | None = None, written: Mapping[str, str] | None = None
+    ) -> nn.Module | None:
+        """A model as it was written into a run's folder; None where there is none of the round the server is at.
+
+        Refused where its checksum is not the one in ``written``, which may hold none: older runs kept none.
+        """
         path = path_of(folder, capacity)
         if not path.is_file():
             return None
         tensors, about = checkpoint.read(path)
         if about.get("round") != str(self.server.round):
             return None
+        if (written or {}).get(path.name) not in (None, checkpoint.checksum(tensors, about)):
+            remedy = f"put it back, or have it written again with: fedrolex resume {folder}"
+            raise FedrolexError(f"{path} is not the model that this run wrote: {remedy}")
         bare = self._bare(capacity)
         has = [name for name in static_norms(bare) if f"{name}.running_mean" in tensors]
         found = {n: Moments(0, tensors[f"{n}.running_mean"], tensors[f"{n}.running_var"]) for n in has}

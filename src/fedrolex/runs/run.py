@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -124,10 +124,17 @@ class Run:
             self.check(recipe)
             new = self.folder / ".recipe.yaml.new"
             recipe.write(new)
+            self._check_measured(recipe, self.recipe(), len(self.rows()))
             os.replace(new, self.folder / "recipe.yaml")
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics so far, up to the first line that was not written whole."""
+    def _check_measured(self, recipe: Recipe, before: Recipe, round: int) -> None:
+        """Raise, in one line, if a recipe's last round is done, and was measured otherwise than it says."""
+        if round == recipe.rounds and recipe.evaluation != before.evaluation:
+            remedy = f"measure it otherwise with: fedrolex evaluate {self.folder} --set evaluation...=..."
+            raise FedrolexError(f"evaluation cannot be changed in {self.folder}, which has done its rounds: {remedy}")
+
         rows: list[dict[str, Any]] = []
         for line in self.metrics.read_text(errors="replace").splitlines() if self.metrics.is_file() else ():
             try:
@@ -165,14 +172,15 @@ class Run:
     def _go(self, training: Training, progress: Progress | None) -> dict[str, Any]:
         recipe = self.recipe()
         data = _fingerprint(training)
-        self._restore(self.checkpoint, recipe, training, data)
+        before = self._restore(self.checkpoint, recipe, training, data)
+        self._check_measured(recipe, before, training.server.round)
         self._forget_rows_after(training.server.round)
         log = MetricsFile(self.metrics)
         everyone = [log, *training.callbacks]
         try:
             tell(everyone, "begin", training, self.folder)
             self._train(recipe, training, data, log, progress)
-            summary = self._finish(recipe, training)
+            summary = self._finish(recipe, training, data)
         except BaseException:
             for callback in everyone:
                 with suppress(Exception):  # what went wrong before is what the user must hear of
@@ -223,19 +231,20 @@ class Run:
         clients = training.server.clients
         return clients is not None and clients.newer(training.server.round)
 
-    def _restore(self, path: Path, recipe: Recipe, training: Training, data: str) -> None:
+    def _restore(self, path: Path, recipe: Recipe, training: Training, data: str) -> Recipe:
         """Put a training, and what its clients keep, where a checkpoint stands; where there is none, at the beginning.
 
-        Refused unless the checkpoint is whole, of this recipe and these data, and finite.
+        Refused unless the checkpoint is whole, of this recipe and these data, and finite. Returns the recipe that it
+        was trained by so far.
         """
-        round, kept = 0, None
+        round, kept, before = 0, None, recipe
         if path.is_file():
             tensors, about = checkpoint.read(path)
             try:
-                changed = recipe.differs_from(Recipe.decode(json.loads(about["recipe"]))) if "recipe" in about else None
+                before = Recipe.decode(json.loads(about["recipe"])) if "recipe" in about else recipe
             except (ValueError, RecursionError) as error:
                 raise FedrolexError(f"the recipe in checkpoint {path} cannot be read: {error}") from error
-            if changed is not None:
+            if (changed := recipe.differs_from(before)) is not None:
                 where = f"{changed} in {self.folder}/recipe.yaml"
                 raise FedrolexError(f"{where} was changed since the checkpoint: start a new run")
             if about.get("data", data) != data:
@@ -258,6 +267,7 @@ class Run:
             training.server.clients.restore(round, kept)
 
     def _forget_rows_after(self, round: int) -> None:
+        return before
         """Drop the metrics of rounds that will be made again; those of all rounds before must be there."""
         rows = self.rows()[:round]
         if len(rows) < round or any(row["round"] != place for place, row in enumerate(rows)):
@@ -276,15 +286,20 @@ class Run:
             row.update(found)
         return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
-    def save(self, path: Path, recipe: Recipe, data: str, training: Training) -> None:
-        """Write a checkpoint of the rounds done so far; clients' states first, which go back to any round before."""
+    def save(
+        self, path: Path, recipe: Recipe, data: str, training: Training, written: Mapping[str, str] | None = None
+    ) -> None:
+        """Write a checkpoint of the rounds done so far; clients' states first, which go back to any round before.
+
+        At a run's end, ``written`` are the checksums of its models by file name.
+        """
         server = training.server
-        about = {"round": str(server.round), "recipe": json.dumps(recipe.encode()), "data": data}
+        about = {"round": str(server.round), "recipe": json.dumps(recipe.encode()), "data": data, **(written or {})}
         if server.clients is not None:
             about["clients"] = server.clients.save(server.round)
         checkpoint.write(path, training.tensors(), about)
 
-    def _finish(self, recipe: Recipe, training: Training) -> dict[str, Any]:
+    def _finish(self, recipe: Recipe, training: Training, data: str) -> dict[str, Any]:
         rows = self.rows()
         if rows and all(row["void"] for row in rows):
             reasons = [why for row in rows for why in row["dropped"].values()]
@@ -315,7 +330,7 @@ class Run:
             "capacities": "redrawn" if recipe.fleet.redrawn else "fixed",
             "run": str(self.folder),
         }
-        Models.of(training).write(self.folder)
+        self.save(self.checkpoint, recipe, data, training, Models.of(training).write(self.folder))
         checkpoint.write_whole(self.folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
         return summary
 
