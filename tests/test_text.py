@@ -339,6 +339,7 @@ def test_a_line_that_is_not_a_user(line: bytes, says: str, tmp_path: Path) -> No
         ({"user_ptr": np.array([0, 3, 2, 4])}, "do not fit together"),
         ({"sent_ptr": np.array([], dtype=int)}, "do not fit together"),
         ({"sent_ptr": np.array([0, 4, 6, 8, 12])}, "do not fit together"),
+        ({"sent_ptr": np.zeros(5, dtype=int), "tokens": np.array([], dtype=int)}, "so no sentence has a word"),
         ({"sent_ptr": np.array([0, 6, 4, 8, 11])}, "sent_ptr of user ann does not fit tokens"),
         ({"sent_ptr": np.array([0, 2**40, 6, 8, 11])}, "sent_ptr of user ann does not fit tokens"),
         ({"tokens": np.array([1, 0] + [1] * 9)}, "tokens of user ann are outside 1 to 5"),

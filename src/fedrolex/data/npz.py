@@ -45,6 +45,8 @@ class NpzUsers(Users):
         )
         if not fits:
             raise self._wrong("user_ptr, sent_ptr and tokens do not fit together")
+        if not len(self._tokens):
+            raise self._wrong("tokens is empty, so no sentence has a word")
 
     def examples(self, user: int) -> int:
         """How many sentences a user has."""
