@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fedrolex import FedrolexError, FleetRecipe, Recipe, train
+from fedrolex.cli.app import app, main
 from fedrolex.core.registry import ENGINES, METHODS, REGISTRIES
 from fedrolex.runs.prepare import prepare
 
@@ -44,6 +46,7 @@ def brought(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fedrolex(*words: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, which finds the package as users' processes do."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "fedrolex", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, check=False)
@@ -53,17 +56,17 @@ def settings(*words: str) -> list[str]:
     return [part for word in (*SMALL, *words) for part in ("--set", word)]
 
 
-def test_list_shows_what_is_brought_and_from_where(installed: Path, tmp_path: Path) -> None:
-    done = fedrolex("list", "--json", path=installed, cwd=tmp_path)
+def test_list_shows_what_is_brought_and_from_where(brought: Path, tmp_path: Path) -> None:
+    done = fedrolex("list", "--json", path=brought, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     origins = json.loads(done.stdout)["origins"]
     assert {kind: origins[kind][name] for kind, name in BROUGHT.items()} == dict.fromkeys(BROUGHT, "fedrolex-plugin")
     assert origins["methods"]["fedrolex"] == "fedrolex"
-    assert "clipped" in fedrolex("list", path=installed, cwd=tmp_path).stdout
+    assert "clipped" in CliRunner().invoke(app, ["list"]).stdout
 
 
 @pytest.mark.parametrize("by", ["entry point", "module"])
-def test_everything_trains_from_the_command_line(installed: Path, tmp_path: Path, by: str) -> None:
+def test_everything_trains_from_the_command_line(brought: Path, tmp_path: Path, by: str) -> None:
     def name(short: str, place: str) -> str:
         return short if by == "entry point" else f"fedrolex_plugin.{place}"
 
@@ -76,7 +79,7 @@ def test_everything_trains_from_the_command_line(installed: Path, tmp_path: Path
         f"callbacks=[drift, {name('diary', 'bring:Diary')}]",
         f"engine={name('backwards', 'backwards:Backwards')}",
     )
-    done = fedrolex("train", *words, "--out", "run", "--json", path=installed, cwd=tmp_path)
+    done = fedrolex("train", *words, "--out", "run", "--json", path=brought, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (summary,) = json.loads(done.stdout)["runs"]
     assert summary["rounds"] == 2
@@ -84,21 +87,21 @@ def test_everything_trains_from_the_command_line(installed: Path, tmp_path: Path
     metric = next(key for key in rows[-1] if "confidence" in key)
     assert 0 < rows[-1][metric] <= 1
     assert (tmp_path / "run" / "diary.txt").read_text() == "2 rounds\n"
-    again = fedrolex("resume", "run", path=installed, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    again = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
+    assert again.exit_code == 0, again.output
 
 
-def test_a_scheme_of_ones_own_is_trained_and_analysed(installed: Path, tmp_path: Path) -> None:
+def test_a_scheme_of_ones_own_is_trained_and_analysed(brought: Path, tmp_path: Path) -> None:
     words = settings("method=submodels", "method.scheme=striped", "method.options={step: 2}", "task.width=8")
-    done = fedrolex("train", *words, "--out", "run", "--json", path=installed, cwd=tmp_path)
+    done = fedrolex("train", *words, "--out", "run", "--json", path=brought, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    covered = fedrolex(
-        "coverage", "--scheme", "striped", "--capacity", "1/4", "--rounds", "8", "--json", path=installed, cwd=tmp_path
-    )
-    assert covered.returncode == 0, covered.stderr
+    words = ["coverage", "small:Residual", "--input", "2x3x8x8", "--scheme", "striped", "--capacity", "1/4", "--json"]
+    covered = CliRunner().invoke(app, [*words, "--rounds", "8"])
+    assert covered.exit_code == 0, covered.output
     assert "striped" in covered.stdout
 
 
+@pytest.mark.usefixtures("brought")
 @pytest.mark.parametrize(
     ("word", "told"),
     [
@@ -111,11 +114,17 @@ def test_a_scheme_of_ones_own_is_trained_and_analysed(installed: Path, tmp_path:
         ("task.model=fedrolex_plugin.bring:nothing", "nothing"),
     ],
 )
-def test_a_wrong_name_is_one_line(installed: Path, tmp_path: Path, word: str, told: str) -> None:
-    done = fedrolex("train", *settings(word), "--out", "run", path=installed, cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_wrong_name_is_one_line(
+    word: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fedrolex", "train", *settings(word), "--out", str(tmp_path / "run")])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
