@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from run_folders import RECIPE, files, same, stopped, whole
@@ -81,6 +82,17 @@ def test_files_that_json_cannot_hold_are_damaged(file: str, text: str, tmp_path:
     found = json.loads(command("runs", tmp_path, "--json"))
     assert [each["state"] for each in found] == ["damaged" if file == "environment.json" else "stopped"]
     assert run.rows() == []
+
+
+def test_a_pipe_in_the_place_of_a_summary_is_not_read(runs: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(runs / "a-2", tmp_path / "run")) / "summary.json"
+    text = path.read_text()
+    path.unlink()
+    os.mkfifo(path)
+    writer = Thread(target=path.write_text, args=[text], daemon=True)
+    writer.start()
+    assert [each["state"] for each in json.loads(command("runs", tmp_path, "--json"))] == ["stopped"]
+    assert path.read_text() == text
 
 
 @pytest.mark.parametrize(

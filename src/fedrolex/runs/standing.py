@@ -40,7 +40,7 @@ def standing(run: Run) -> dict[str, Any]:
 
 def _summary(run: Run) -> dict[str, Any]:
     """What a finished run said in the end; nothing where there is no such file, or it is damaged."""
+    path, found = run.folder / "summary.json", None
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads((run.folder / "summary.json").read_text())
-        return found if isinstance(found, dict) else {}
-    return {}
+        found = json.loads(path.read_text()) if path.is_file() else None  # a pipe would never end
+    return found if isinstance(found, dict) else {}
