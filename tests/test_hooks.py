@@ -13,6 +13,7 @@ import torch
 
 from fedrolex import FedrolexError, FleetRecipe, LocalTraining, Recipe
 from fedrolex.clients import MODEL
+from fedrolex.engines.cpu.loop import Loop
 from fedrolex.methods import FedRolex
 from fedrolex.recipes.images import ImagesRecipe
 from fedrolex.runs.prepare import prepare
@@ -62,6 +63,12 @@ def grown(state: dict[str, Any]) -> dict[str, Any]:
         ("view", lambda plain, _: 1 / 0, "view() of method"),
         ("label_axis", lambda plain, _: 1 / 0, "label_axis() of method"),
         ("waits_for", lambda plain, _: 1 / 0, "waits_for() of method"),
+        ("waits_for", lambda plain, _: "x", "waits_for() of method"),
+        (
+            "jobs",
+            lambda plain, *_: [replace(job, name=None) for job in plain()],
+            "gives a job the name None: give text",
+        ),
         ("traffic", lambda plain, *_: None, "traffic() of method"),
         ("traffic", lambda plain, *_: (float("nan"), 0), "it must return two whole numbers, bytes"),
         ("take", lambda plain, *_: sys.exit(1), "take() of method"),
@@ -140,3 +147,72 @@ def test_what_a_client_keeps_is_looked_at(value: Any, told: str, monkeypatch: py
     row = training(with_hook("work", lambda plain, _: Hoarding())).run_round()
     assert row["clients"] == 0
     assert all(told in why for why in row["dropped"].values())
+
+
+class Leaving(LocalTraining):
+    """Leaves what it is told to in its visit, or exits."""
+
+    what, value = "kept", None
+
+    def before(self, visit: Any) -> None:
+        if self.what == "exit":
+            sys.exit(3)
+
+    def after(self, visit: Any) -> None:
+        setattr(visit, self.what, self.value)
+
+
+def test_what_a_client_leaves_in_its_visit_has_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = training(with_hook("work", lambda plain, _: Leaving()))
+    for what, value, told in (
+        ("kept", [1], "visit.kept is a list: give tensors by name"),
+        ("kept", [], "visit.kept is a list: give tensors by name"),
+        ("sent", None, "visit.sent is a NoneType: give tensors by name"),
+        ("sent", {"a": 0.5}, "visit.sent has 'a', a float and not a tensor: give one"),
+        ("trained", None, "visit.trained is a NoneType: give tensors by name"),
+        ("loss", None, "visit.loss is None: give a number"),
+    ):
+        monkeypatch.setattr(Leaving, "what", what)
+        monkeypatch.setattr(Leaving, "value", value)
+        assert set(made.run_round()["dropped"].values()) == {told}
+    monkeypatch.setattr(Leaving, "what", "exit")
+    with pytest.raises(FedrolexError, match="engine loop failed: SystemExit: 3"):
+        made.run_round()
+
+
+class Odd(Loop):
+    """An engine that answers otherwise."""
+
+    def __init__(self, answers: Callable[[list[Any]], Any], supported: Any = None) -> None:
+        super().__init__()
+        self.answers, self.supported = answers, supported
+
+    def supports(self, work: Any) -> Any:
+        return self.supported
+
+    def run(self, plan: Any) -> Any:
+        return self.answers(list(super().run(plan)))
+
+
+def test_an_engine_of_ones_own_gives_one_answer_for_every_job() -> None:
+    made = training(FedRolex())
+    for engine, told in (
+        (Odd(lambda right: None), "TypeError: 'NoneType' object is not iterable"),
+        (Odd(lambda right: right[7]), "IndexError"),
+        (Odd(lambda right: [None]), "run() must give an Upload or a Failure, one for every job of the plan"),
+        (
+            Odd(lambda right: [*right, right[0]]),
+            "run() must give an Upload or a Failure, one for every job of the plan",
+        ),
+        (
+            Odd(lambda right: right, supported=True),
+            "supports() gives True: give the reason against it in words, or None",
+        ),
+    ):
+        made.engine = engine
+        with pytest.raises(FedrolexError, match=r"engine test_hooks:Odd failed: ") as raised:
+            made.run_round()
+        assert told in str(raised.value)
+    made.engine = Odd(lambda right: right[:1])
+    row = made.run_round()
+    assert (row["clients"], list(row["dropped"].values())) == (1, ["the engine gave no answer"])

@@ -147,6 +147,11 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: trace(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), torch.randn(2, 4)), "does it take integers"),
     (lambda: trace(nn.Linear(4, 2), torch.randn(2, 4)), "nothing between its inputs and its outputs"),
     (lambda: trace(MODEL, X, Hints(freeze=["stem.weight:0", "a.weight:0"])), "frozen on request"),
+    (lambda: trace(MODEL, X[:0]), "example x is empty (0, 3, 8, 8): give a batch of at least one"),
+    (lambda: Arc(0, 1, 10**400), "give whole numbers up to 2**62, Arc(start, width, size)"),
+    (lambda: pick([0], 10**400), "give its size, a whole number up to 2**62"),
+    (lambda: fold().add_all([0], [part()], WINDOW, None), "give every client, at least one, its part, its weight"),  # type: ignore[arg-type]
+    (lambda: fold().add_all([0], [part()], WINDOW, [dict.fromkeys(part(), 1.0)]), "weights by tensor are for add()"),  # type: ignore[list-item]
 ]
 
 

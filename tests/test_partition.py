@@ -205,6 +205,10 @@ def test_capacities_correlated_with_the_data_from_a_recipe() -> None:
         (lambda y: hold_out(10, {"validation": 1.0}, 0), "give parts of the data"),
         (lambda y: rare_classes(5, 10, [True] * 5, [10], 0), "rare class 10: there are 0 to 9"),
         (lambda y: rare_classes(5, 10, [False] * 5, [1], 0), "no device is small enough"),
+        (lambda y: even(None, 4, 0), "labels are a NoneType: give a tensor, one for every example"),  # type: ignore[arg-type]
+        (lambda y: by_label(y, 9, 20, 2, 0), "labels are 0 to 9, of 9 classes: give more"),
+        (lambda y: heterofl(y, y, 9, 9, 2, 0), "labels are 0 to 9, of 9 classes: give more"),
+        (lambda y: Partition([1, 2], [0, 1, 2]), "make it of lists with Partition.of(parts)"),  # type: ignore[arg-type]
         (lambda y: by_label(y, 10, 5, 9, 0, rare_classes(5, 10, [True] + [False] * 4, [1, 2], 0)), "may only hold 8"),
     ],
 )  # fmt: skip

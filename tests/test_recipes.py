@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
@@ -44,6 +45,7 @@ from fedrolex import (
     ServerOptimizer,
     Task,
     TaskRecipe,
+    WordsRecipe,
     prepare,
     train,
 )
@@ -328,6 +330,53 @@ def test_a_task_of_ones_own_is_a_section() -> None:
     assert "feddf needs public examples" in said
 
 
+# --- what is of a wrong kind in Python ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(FedAvg):
+    """A method with a list of anything."""
+
+    items: list[Any] = field(default_factory=list)
+
+
+def ring() -> list[Any]:
+    """A list that contains itself."""
+    items: list[Any] = []
+    items.append(items)
+    return items
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (lambda: Recipe(data=3), "data is 3: give text, the path of a file or folder"),  # type: ignore[arg-type]
+        (lambda: Recipe(weights=3), "weights is 3: give text"),  # type: ignore[arg-type]
+        (lambda: ImagesRecipe(data=3), "task.data is 3: give text"),  # type: ignore[arg-type]
+        (lambda: WordsRecipe(data=3), "task.data is 3: give text"),  # type: ignore[arg-type]
+        (lambda: WordsRecipe(word_list=3), "task.word_list is 3: give text"),  # type: ignore[arg-type]
+        (lambda: RECIPE.with_settings([None]), "--set None is not KEY=VALUE"),  # type: ignore[list-item]
+        (lambda: RECIPE.with_settings(None), "settings is None: give a list of KEY=VALUE words"),  # type: ignore[arg-type]
+        (lambda: RECIPE.with_settings("rounds=3"), "settings is 'rounds=3': give a list of KEY=VALUE words"),
+        (lambda: RECIPE.write(Path("nowhere/recipe.yaml")), "cannot write recipe nowhere/recipe.yaml: "),
+        (
+            lambda: Recipe(method=Listing(items=ring())).encode(),
+            "the recipe cannot be written as plain data: Recursion",
+        ),
+        (lambda: METHODS.name_of(FedAvg()), "a FedAvg has no name to be found by: give a class or a function"),
+    ],
+)
+def test_a_wrong_kind_is_one_line(mistake: Callable[[], object], says: str) -> None:
+    assert says in told(mistake)
+
+
+def test_a_line_that_quotes_something_long_keeps_its_beginning_and_its_end() -> None:
+    said = told(lambda: Recipe(engine="a" * 10_000))
+    assert said.startswith("engine is 'aaa")
+    assert said.endswith("or package.module:Name of your own")
+    assert len(said) < 700
+
+
 # --- registries ---
 
 REFUSED: list[tuple[Registry, str, str]] = [
@@ -351,6 +400,20 @@ def test_a_name_that_is_wrong_is_one_line(registry: Registry, key: str, begins: 
     assert f"{begins} 'nowhere.at_all:It': cannot import 'nowhere.at_all'" in given("nowhere.at_all:It")
     assert f"{begins} 'test_recipes:Nothing': test_recipes has no 'Nothing'" in given("test_recipes:Nothing")
     assert f"not a {registry.kind}: give {registry.expected}" in given("test_recipes:RECIPE")
+
+
+def test_a_module_that_fails_when_it_is_asked_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> Any:
+        raise RuntimeError(f"no {name} today")
+
+    module = ModuleType("moody")
+    module.__getattr__ = fails  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "moody", module)
+    said = told(lambda: METHODS.find("moody:Method"))
+    assert (
+        said
+        == "method.name is 'moody:Method': moody fails when it is asked for 'Method': RuntimeError: no Method today"
+    )
 
 
 def test_a_scheme_and_a_data_set_that_are_wrong() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fedrolex.cli.app import app
 from fedrolex.clients.messages import MODEL
 from fedrolex.clients.visit import random_draws
 from fedrolex.core.registry import METRICS
+from fedrolex.data.users import open_users
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.methods.averaging import find_label_axis
 from fedrolex.models import WordTransformer
@@ -512,3 +514,26 @@ def test_one_round_on_real_data(name: str, tmp_path: Path) -> None:
     if name.startswith("cifar"):
         assert summary["statistics"] == "recalibrated"
         assert summary["local_accuracy_masked"] >= summary["local_accuracy"]
+
+
+def two_users(path: Path, text: str) -> NextWord:
+    """A task of two users."""
+    lines = [{"user": "a", "sentences": [text]}, {"user": "b", "sentences": ["red fish"]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = Vocabulary(("red", "fish"))
+    test = Examples(torch.ones(1, 4).long(), torch.ones(1, 4).long())
+    return NextWord("own", lambda scale: nn.Identity(), open_users(path), np.array([0, 1]), words, test, length=4)
+
+
+def test_a_changed_sentence_of_a_client_is_noticed(tmp_path: Path) -> None:
+    before = two_users(tmp_path / "a.jsonl", "red red").fingerprint()
+    same = two_users(tmp_path / "b.jsonl", "red red").fingerprint()
+    after = two_users(tmp_path / "a.jsonl", "red fish").fingerprint()
+    assert before == same != after
+    old = "1d94e80fdd1407ff"  # all that it was before the file counted; such runs still go on
+    assert before.partition("+")[0] == after.partition("+")[0] == old
+
+
+def test_what_a_task_of_words_is_made_of_has_a_kind(tmp_path: Path) -> None:
+    with pytest.raises(FedrolexError, match="users of the task is a NoneType: give Users"):
+        replace(two_users(tmp_path / "a.jsonl", "red"), users=None)  # type: ignore[arg-type]

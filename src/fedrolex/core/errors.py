@@ -9,6 +9,8 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 LARGEST = sys.float_info.max
+LONGEST = 600
+"""Most characters of a message; what is longer, because it quotes what was given, keeps its beginning and its end."""
 
 
 class FedrolexError(ValueError):
@@ -18,7 +20,9 @@ class FedrolexError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        half = LONGEST // 2
+        super().__init__(line if len(line) <= LONGEST else f"{line[:half]} … {line[-half:]}")
 
 
 @contextmanager
@@ -96,6 +100,15 @@ def _types(settings: type) -> dict[str, Any]:
         with suppress(NameError):
             return get_type_hints(kind)
     return {}
+
+
+def check_paths(section: str, settings: object, *names: str) -> None:
+    """Raise, in one line, unless settings that name a file or folder are text, or None: a number names nothing."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, str | None):
+            key = f"{section}.{name}".lstrip(".")
+            raise FedrolexError(f"{key} is {reprlib.repr(value)}: give text, the path of a file or folder")
 
 
 def check_numbers(section: str, settings: object, *, least: Mapping[str, float], positive: Sequence[str] = ()) -> None:

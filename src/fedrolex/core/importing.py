@@ -4,7 +4,7 @@ import importlib
 import sys
 from typing import Any
 
-from fedrolex.core.errors import FedrolexError, did_you_mean
+from fedrolex.core.errors import FedrolexError, did_you_mean, in_one_line
 
 MISMATCH = "; this torchvision was built for another torch: reinstall the two together"
 
@@ -26,8 +26,9 @@ def resolve(path: str, *, here: bool = True) -> Any:
     except (Exception, SystemExit) as error:
         remedy = MISMATCH if "operator torchvision::" in str(error) else ""
         raise FedrolexError(f"importing {module_name!r} failed: {type(error).__name__}: {error}{remedy}") from error
-    for attribute in attributes.split("."):
-        if not hasattr(found, attribute):
-            raise FedrolexError(f"{module_name} has no {attributes!r}{did_you_mean(attribute, dir(found))}")
-        found = getattr(found, attribute)
+    with in_one_line(f"{module_name} fails when it is asked for {attributes!r}"):
+        for attribute in attributes.split("."):
+            if not hasattr(found, attribute):
+                raise FedrolexError(f"{module_name} has no {attributes!r}{did_you_mean(attribute, dir(found))}")
+            found = getattr(found, attribute)
     return found

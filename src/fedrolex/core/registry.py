@@ -122,6 +122,8 @@ class Registry:
 
 def _path(thing: Any) -> str:
     """``module:name`` of a class or function."""
+    if not hasattr(thing, "__qualname__"):
+        raise FedrolexError(f"a {type(thing).__name__} has no name to be found by: give a class or a function")
     return f"{thing.__module__}:{thing.__qualname__}"
 
 

@@ -21,6 +21,7 @@ SPLITS = ("train", "heldout", "test")
 class Users(ABC):
     """A text file with its users, who are numbered from 0; their names are all in memory, or looked up."""
 
+    path: Path
     _names: NDArray[Any]
 
     def __len__(self) -> int:

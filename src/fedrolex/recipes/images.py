@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from fedrolex.core import DATASETS, MODELS, FedrolexError, check_words, in_one_line
+from fedrolex.core import DATASETS, MODELS, FedrolexError, check_paths, check_words, in_one_line
 from fedrolex.data.images import ImageSet, load_images
 from fedrolex.methods import Method
 from fedrolex.models import ImageModel, Norm, Represented
@@ -74,6 +74,7 @@ class ImagesRecipe(TaskRecipe):
 
     def __post_init__(self) -> None:
         check_words("task", self)
+        check_paths("task", self, "data")
         if self.model != "auto":
             MODELS.check(self.model)
         for capacity, name in self.models.items():

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 import yaml
 
 from fedrolex.clients import LocalTraining, Precision
-from fedrolex.core import CALLBACKS, ENGINES, METHODS, TASKS, FedrolexError, check_words, in_one_line
+from fedrolex.core import CALLBACKS, ENGINES, METHODS, TASKS, FedrolexError, check_paths, check_words, in_one_line
 from fedrolex.methods import FedAvg, FedRolex, Method
 from fedrolex.recipes import format1
 from fedrolex.recipes.decode import REGISTRY, from_plain, read_yaml, to_plain
@@ -105,6 +105,7 @@ class Recipe:
             raise FedrolexError(f"deadline is {self.deadline!r}: give seconds above 0, or null")
         ENGINES.check(self.engine)
         check_words("", self)
+        check_paths("", self, "weights", "data")
         for name in self.callbacks:
             CALLBACKS.check(name)
         if self.quorum > self.fleet.cohort:
@@ -129,7 +130,8 @@ class Recipe:
 
     def encode(self) -> dict[str, Any]:
         """Every key, defaults included, as plain data."""
-        return dict(to_plain(self))
+        with in_one_line("the recipe cannot be written as plain data"):
+            return dict(to_plain(self))
 
     @staticmethod
     def decode(data: Any) -> Recipe:
@@ -155,7 +157,11 @@ class Recipe:
 
     def write(self, path: Path) -> None:
         """Write as YAML."""
-        path.write_text(yaml.safe_dump(self.encode(), sort_keys=False))
+        text = yaml.safe_dump(self.encode(), sort_keys=False)
+        try:
+            path.write_text(text)
+        except (OSError, ValueError) as error:  # a ValueError: no name of a file
+            raise FedrolexError(f"cannot write recipe {path}: {error}") from error
 
     def differs_from(self, other: Recipe) -> str | None:
         """The first key, such as ``client.lr``, that changes what a run computes, or None; rounds may become more."""

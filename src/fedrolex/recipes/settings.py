@@ -1,6 +1,7 @@
 """Changing a recipe by words: ``KEY=VALUE``, and from one method to another."""
 
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -35,6 +36,8 @@ def changed(data: dict[str, Any], words: Sequence[str], method: Method) -> dict[
     ``method=NAME`` starts that method's own section, with the common settings of ``method``; ``task=NAME`` starts
     that task's. Such words count first, wherever they stand.
     """
+    if isinstance(words, str) or not isinstance(words, Iterable):
+        raise FedrolexError(f"settings is {reprlib.repr(words)}: give a list of KEY=VALUE words")
     pairs = [_pair(word) for word in words]
     for key, value in sorted(pairs, key=lambda pair: pair[0] not in CHOICES):
         *path, last = key.split(".")
@@ -55,7 +58,7 @@ def changed(data: dict[str, Any], words: Sequence[str], method: Method) -> dict[
 
 
 def _pair(word: str) -> tuple[str, Any]:
-    key, equals, text = word.partition("=")
+    key, equals, text = word.partition("=") if isinstance(word, str) else ("", "", "")
     if not (key and equals):
         raise FedrolexError(f"--set {word!r} is not KEY=VALUE")
     value = read_yaml(text, f"--set {key}")

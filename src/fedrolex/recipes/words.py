@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedrolex.core import FedrolexError, check_numbers, check_words
+from fedrolex.core import FedrolexError, check_numbers, check_paths, check_words
 from fedrolex.data.get import STACKOVERFLOW_H5, find_source, lacking
 from fedrolex.data.users import NoSplitError, Users, open_users
 from fedrolex.data.vocabulary import Vocabulary
@@ -70,6 +70,7 @@ class WordsRecipe(TaskRecipe):
 
     def __post_init__(self) -> None:
         check_words("task", self)
+        check_paths("task", self, "data", "word_list")
         check_numbers("task", self, least=dict.fromkeys(POSITIVE, 1))
         if not 0 <= self.dropout < 1:
             raise FedrolexError(f"task.dropout is {self.dropout}: give at least 0, below 1")

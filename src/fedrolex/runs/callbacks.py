@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ class Callback:
         """The round counts; ``new`` are the sections of the server's state that it changed."""
 
     def row(self, training: Training, row: dict[str, Any]) -> None:
-        """The metrics of a round are complete, evaluation included."""
+        """The metrics of a round are complete, evaluation included, and cannot be changed any more."""
 
     def end(self, training: Training) -> None:
         """The run is over, finished or not."""
@@ -60,6 +61,20 @@ def tell(callbacks: Sequence[Callback], hook: str, *about: Any) -> None:
                 raise
             why = str(error) if isinstance(error, FedrolexError) else f"{type(error).__name__}: {one_line(error)}"
             raise CallbackError(f"callback {type(callback).__name__} failed in {hook}(): {why}") from error
+
+
+def tell_row(callbacks: Sequence[Callback], training: Training, row: dict[str, Any]) -> None:
+    """Tell every callback the metrics of a round; a callback that changes them, which is too late, raises in one line.
+
+    Args:
+        row: the metrics as they are on disk; every callback is given a copy.
+    """
+    for callback in callbacks:
+        given = deepcopy(row)
+        tell([callback], "row", training, given)
+        if repr(given) != repr(row):  # which, unlike ==, takes whatever was put in
+            what = f"callback {type(callback).__name__} changed the metrics of a round in row(), when they are complete"
+            raise CallbackError(f"{what}: add to them in round_ends()")
 
 
 class MetricsFile(Callback):

@@ -1,7 +1,7 @@
 """A method's hooks as the training loop calls them: what goes wrong inside is one line, what they give is checked."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -14,9 +14,14 @@ from fedrolex.rounds import Round, Server, State, out_of_memory
 from fedrolex.slicing import one_line
 
 
-@contextmanager
-def calling(method: Method, hook: str) -> Iterator[None]:
+def calling(method: Method, hook: str) -> AbstractContextManager[None]:
     """Inside, a hook of a method: what it raises becomes one line that names it; a lack of memory stays one."""
+    return reported(f"{hook}() of method {method.name} failed")
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Inside, code of a method or engine: what it raises becomes a line with ``what``; a lack of memory stays one."""
     try:
         yield
     except FedrolexError:
@@ -24,8 +29,7 @@ def calling(method: Method, hook: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise
-        said = f"{type(error).__name__}: {one_line(error)}"
-        raise FedrolexError(f"{hook}() of method {method.name} failed: {said}") from error
+        raise FedrolexError(f"{what}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def begun(method: Method, server: Server) -> State:
@@ -47,6 +51,8 @@ def jobs_of(method: Method, server: Server, round: int) -> list[Job]:
             if not 0 <= job.client < server.fleet.clients:
                 asked = f"asks client {job.client}: there are 0 to {server.fleet.clients - 1}"
                 raise FedrolexError(f"jobs() of method {method.name} {asked}")
+            if not isinstance(job.name, str):
+                raise FedrolexError(f"jobs() of method {method.name} gives a job the name {job.name!r}: give text")
             if not job.sections:
                 raise FedrolexError(f"jobs() of method {method.name} gives client {job.client} no sections")
             if job.network not in server.networks or not all(section in server.state for section in job.sections):
@@ -57,6 +63,15 @@ def jobs_of(method: Method, server: Server, round: int) -> list[Job]:
                 raise FedrolexError(f"jobs() of method {method.name} {twice}")
             keys.add(job.key)
     return found
+
+
+def awaited_of(method: Method, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs whose answers count."""
+    with calling(method, "waits_for"):
+        said = [method.waits_for(job) for job in jobs]
+        if not all(isinstance(each, bool) for each in said):
+            raise TypeError("it must return True or False")
+    return [job for job, counts in zip(jobs, said, strict=True) if counts]
 
 
 def sent_to(method: Method, server: Server, job: Job) -> Mapping[str, Mapping[str, Tensor]]:

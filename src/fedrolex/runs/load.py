@@ -12,7 +12,7 @@ from fedrolex.rounds import ClientStates
 from fedrolex.runs import checkpoint, format1
 from fedrolex.runs.model import Models
 from fedrolex.runs.prepare import prepare
-from fedrolex.runs.run import Run
+from fedrolex.runs.run import Run, same_data
 from fedrolex.slicing import Capacity
 from fedrolex.tasks import Task
 
@@ -55,7 +55,7 @@ def load(
     found = models.read(opened.folder, capacity, about)
     if found is not None:
         return found
-    if about.get("data") not in (None, training.server.task.fingerprint()):
+    if not same_data(about, training.server.task.fingerprint()):
         raise FedrolexError(f"the data of {run} has changed since its checkpoint: static norms cannot be recalibrated")
     if training.server.clients is not None:
         training.server.clients = ClientStates(opened.folder / "clients")

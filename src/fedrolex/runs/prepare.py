@@ -170,7 +170,8 @@ def train(
         raise FedrolexError(f"train(): progress is a {type(progress).__name__}: give a function of a round's metrics")
     if resume and out is None:
         raise FedrolexError("train(): resume=True goes on with a run that is there: give its folder as out")
-    with tempfile.TemporaryDirectory() as scratch:
+    full = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]  # precision is the recipe's to say
+    with full[0], full[1], tempfile.TemporaryDirectory() as scratch:
         folder = Path(out) if out is not None else Path(scratch) / "run"
         recipe = _resumed(Run.open(folder), recipe, task) if resume else _new(recipe or Recipe(), task)
         others = list(beside(folder, recipe))

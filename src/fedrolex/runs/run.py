@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import reprlib
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,7 +29,7 @@ from fedrolex.recipes import Recipe
 from fedrolex.recipes.recipe import FREE
 from fedrolex.rounds import ClientStates
 from fedrolex.runs import checkpoint, format1
-from fedrolex.runs.callbacks import MetricsFile, tell
+from fedrolex.runs.callbacks import MetricsFile, tell, tell_row
 from fedrolex.runs.lock import locked
 from fedrolex.runs.model import Models
 from fedrolex.runs.training import Training
@@ -82,15 +83,17 @@ class Run:
             if folder.exists():
                 folder.rmdir()
             new.rename(folder)
-        except OSError as error:
+        except (OSError, FedrolexError) as error:
             shutil.rmtree(new, ignore_errors=True)
             Run.refuse(folder)  # somebody else was quicker
-            raise FedrolexError(f"cannot make {folder}: {error.strerror}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise FedrolexError(f"cannot make {folder}: {why}") from error
         return Run(folder)
 
     @staticmethod
     def refuse(folder: Path) -> None:
         """Raise, in one line, where a folder cannot be a new run's: without a name, or with something in it already."""
+        _check_path(folder)
         if folder.name in UNNAMED:
             raise FedrolexError(f"a new run cannot be {str(folder)!r}: name its folder, such as {folder / 'run'}")
         if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
@@ -101,6 +104,7 @@ class Run:
     def open(folder: Path | str) -> Run:
         """An existing run."""
         folder = Path(folder)
+        _check_path(folder)
         if not (folder / "recipe.yaml").is_file():
             runs = sorted(str(each.parent) for each in folder.glob("*/recipe.yaml"))
             inside = f"; those in it are {', '.join(runs[:3])}{' …' if len(runs) > 3 else ''}" if runs else ""
@@ -122,19 +126,19 @@ class Run:
         """Let the run go on by another recipe."""
         with locked(self.folder):
             self.check(recipe)
+            self._check_measured(recipe, self.recipe(), len(self.rows()))
             new = self.folder / ".recipe.yaml.new"
             recipe.write(new)
-            self._check_measured(recipe, self.recipe(), len(self.rows()))
             os.replace(new, self.folder / "recipe.yaml")
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The metrics so far, up to the first line that was not written whole."""
     def _check_measured(self, recipe: Recipe, before: Recipe, round: int) -> None:
         """Raise, in one line, if a recipe's last round is done, and was measured otherwise than it says."""
         if round == recipe.rounds and recipe.evaluation != before.evaluation:
             remedy = f"measure it otherwise with: fedrolex evaluate {self.folder} --set evaluation...=..."
             raise FedrolexError(f"evaluation cannot be changed in {self.folder}, which has done its rounds: {remedy}")
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics so far, up to the first line that was not written whole."""
         rows: list[dict[str, Any]] = []
         for line in self.metrics.read_text(errors="replace").splitlines() if self.metrics.is_file() else ():
             try:
@@ -206,7 +210,7 @@ class Run:
                         self.save(self.best, recipe, data, training)
                     log.row(training, row)
                     done = server.state, server.round
-                    tell(training.callbacks, "row", training, row)
+                    tell_row(training.callbacks, training, row)
                 except FedrolexError:  # a model that is no longer finite, a callback that failed
                     server.state, server.round = done
                     if server.round and not self._ahead(training):
@@ -247,7 +251,7 @@ class Run:
             if (changed := recipe.differs_from(before)) is not None:
                 where = f"{changed} in {self.folder}/recipe.yaml"
                 raise FedrolexError(f"{where} was changed since the checkpoint: start a new run")
-            if about.get("data", data) != data:
+            if not same_data(about, data):
                 raise FedrolexError(f"the data of {self.folder} has changed since its checkpoint: start a new run")
             said, kept = about.get("round", ""), about.get("clients")
             if not (said.isascii() and said.isdigit() and len(said) < 19 and int(said) <= recipe.rounds):
@@ -265,9 +269,9 @@ class Run:
         if training.method.needs.client_state:
             training.server.clients = ClientStates(self.folder / "clients")
             training.server.clients.restore(round, kept)
+        return before
 
     def _forget_rows_after(self, round: int) -> None:
-        return before
         """Drop the metrics of rounds that will be made again; those of all rounds before must be there."""
         rows = self.rows()[:round]
         if len(rows) < round or any(row["round"] != place for place, row in enumerate(rows)):
@@ -335,6 +339,19 @@ class Run:
         return summary
 
 
+def _check_path(folder: Path) -> None:
+    """Raise, in one line, where nothing can have this path: it is too long, or has a character that no path has."""
+    what = f"a run's folder cannot be {reprlib.repr(str(folder))}"
+    with in_one_line(what), suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(folder)
+
+
+def same_data(about: Mapping[str, str], data: str) -> bool:
+    """Whether a checkpoint is of the data with a fingerprint; an older one may know only the part before the +."""
+    known = about.get("data", data)
+    return data == known or data.startswith(f"{known}+")
+
+
 def _is_a_round(row: Any) -> bool:
     """Whether metrics say at least what those of a round say, and say it in numbers that are finite."""
     if not (isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in ROW.items())):
@@ -360,7 +377,9 @@ def _fingerprint(training: Training) -> str:
 
 def _facts(training: Training) -> dict[str, Any]:
     with in_one_line(f"facts() of task {training.server.task.name} failed"):
-        return {**training.server.task.facts()}
+        found = {**training.server.task.facts()}
+        json.dumps(found)  # raises what a summary cannot hold
+        return found
 
 
 def environment() -> dict[str, Any]:

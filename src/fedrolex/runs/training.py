@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -18,7 +18,7 @@ from fedrolex.rounds import Average, ClientStates, Engine, Round, Server, State,
 from fedrolex.rounds.finite import not_finite
 from fedrolex.rounds.server import flat, sections
 from fedrolex.runs.callbacks import Callback, CallbackError, tell
-from fedrolex.runs.hooks import begun, calling, finished, jobs_of, sent_to
+from fedrolex.runs.hooks import awaited_of, begun, calling, finished, jobs_of, reported, sent_to
 from fedrolex.slicing import one_line
 from fedrolex.tasks import Measure
 
@@ -83,11 +83,10 @@ class Training:
         server, method = self.server, self.method
         jobs = self._coming.pop(server.round, None) or jobs_of(method, server, server.round)
         self._coming.clear()
-        with calling(method, "waits_for"):
-            plan = self.plan([job for job in jobs if method.waits_for(job)])
+        plan = self.plan(awaited_of(method, jobs))
         round, taken, failures = self._gather(plan)
-        failures |= {str(job.client): LATE for job in jobs if not method.waits_for(job)}
         sent = {job.key: job for job in plan.jobs}
+        failures |= {str(job.client): LATE for job in jobs if job.key not in sent}
         with calling(method, "traffic"):
             traffic = [method.traffic(server, sent.get(job.key, job), taken.get(job.key)) for job in jobs]
             if not all(isinstance(size, int) for pair in traffic for size in pair):
@@ -144,7 +143,7 @@ class Training:
     def _gather(self, plan: RoundPlan) -> tuple[Round, dict[tuple[int, str], Upload], dict[str, str]]:
         """Have the clients trained; the round, the answers that were taken, and why others were not, by client."""
         engine = self._engine_for(plan)
-        answers = engine.run(plan)
+        answers = self._answers(engine, plan)
         first = next(answers, None)  # whether answers stay good is known once the engine has begun
         average = Average(plan, engine, label_axis=self.label_axis)
         current = Round(self.server, plan, average)
@@ -163,9 +162,25 @@ class Training:
             del answer  # before the next client is trained, which may need its memory
         return current, taken, failures
 
+    @staticmethod
+    def _answers(engine: Engine, plan: RoundPlan) -> Iterator[Upload | Failure]:
+        """One answer a job; an engine that fails, or client work that calls sys.exit(), stops the run in one line."""
+        waiting = {job.key: job for job in plan.jobs}
+        with reported(f"engine {label(engine)} failed"):
+            for answer in engine.run(plan):
+                if not isinstance(answer, Upload | Failure) or waiting.pop(answer.job.key, None) is None:
+                    raise TypeError("run() must give an Upload or a Failure, one for every job of the plan")
+                yield answer
+                del answer  # before the next client is trained, which may need its memory
+        for job in waiting.values():
+            yield Failure(job, "the engine gave no answer")
+
     def _engine_for(self, plan: RoundPlan) -> Engine:
         """The run's engine, or ``loop`` where the engine says that it cannot run the client work."""
-        why = self.engine.supports(plan)
+        with reported(f"engine {label(self.engine)} failed"):
+            why = self.engine.supports(plan)
+            if not isinstance(why, str | None):
+                raise TypeError(f"supports() gives {why!r}: give the reason against it in words, or None")
         if why is None:
             self._ran[self.engine] = None
             return self.engine
@@ -184,6 +199,9 @@ class Training:
 
     def _refuse_or_take(self, round: Round, upload: Upload) -> str | None:
         """Why an answer is not taken, or None."""
+        odd = _odd(upload)
+        if odd is not None:
+            return odd
         broken = None if upload.finite else not_finite({**upload.tensors, **upload.sent, **(upload.kept or {})})
         if broken is not None:
             named = self.server.state[upload.job.sections[0]]
@@ -191,9 +209,6 @@ class Training:
             why = "; its last batch is one example, which batch norm cannot train on" if lonely else ""
             return f"sent a value that is not finite ({broken}){why}"
         round.average.offer(upload)
-        wrong = next((name for name, tensor in (upload.kept or {}).items() if not isinstance(tensor, Tensor)), None)
-        if wrong is not None:
-            return f"wants to keep {wrong!r}, which is not a tensor"
         if upload.kept and self.server.clients is None:
             remedy = "say needs = Needs(client_state=True) in the class"
             raise FedrolexError(f"clients of method {self.method.name} keep tensors between rounds: {remedy}")
@@ -312,6 +327,18 @@ class Training:
         self.server.networks.get(section, self.server.main).axes.check_whole(given)
         for name, tensor in given.items():
             own[name].copy_(tensor)
+
+
+def _odd(upload: Upload) -> str | None:
+    """What a client's work left of a wrong kind, as it is called in a visit; None where there is nothing such."""
+    kept = {} if upload.kept is None else upload.kept
+    for what, given in {"trained": upload.tensors, "sent": upload.sent, "kept": kept}.items():
+        if not isinstance(given, Mapping):
+            return f"visit.{what} is a {type(given).__name__}: give tensors by name"
+        odd = next((name for name, tensor in given.items() if not isinstance(tensor, Tensor)), None)
+        if odd is not None:
+            return f"visit.{what} has {odd!r}, a {type(given[odd]).__name__} and not a tensor: give one"
+    return None if isinstance(upload.loss, int | float) else f"visit.loss is {upload.loss!r}: give a number"
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:

@@ -8,7 +8,7 @@ A :class:`Fold` streams: it keeps one sum and one (smaller) count a tensor, what
 """
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from math import inf
 from numbers import Real
@@ -130,8 +130,11 @@ class Fold:
         """
         if self._order is not None:
             raise FedrolexError("a fold with an order takes one update at a time")
-        if not len(clients) == len(parts) == len(weights) == len(rows or clients) or not len(clients):
+        given = (clients, parts, weights, clients if rows is None else rows)
+        if not all(isinstance(each, Sized) and len(each) == len(clients) > 0 for each in given):
             raise FedrolexError("give every client, at least one, its part, its weight and, if any, its rows")
+        if any(isinstance(weight, Mapping) for weight in weights):
+            raise FedrolexError("give every client one weight, a number: weights by tensor are for add()")
         _ids(clients)
         for place, (client, part, weight) in enumerate(zip(clients, parts, weights, strict=True)):
             self.check(client, part, window, weight, None if rows is None else rows[place])

@@ -53,6 +53,9 @@ class Inputs:
                 raise FedrolexError(f"argument {name} is a {kind} that holds tensors: give every tensor by itself")
         if not tensors:
             raise FedrolexError("example holds no tensor: the model needs at least one to be traced")
+        empty = next((name for name, value in tensors.items() if not value.numel()), None)
+        if empty is not None:
+            raise FedrolexError(f"example {empty} is empty {tuple(tensors[empty].shape)}: give a batch of at least one")
         return Inputs(tuple(tensors), _at_least_two(tuple(tensors.values())), others, positional)
 
     def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:

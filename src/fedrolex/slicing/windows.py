@@ -29,6 +29,10 @@ Capacity = Fraction | str | float
 """A share of every axis, e.g. ``"1/4"``; see :func:`exact`."""
 
 
+LARGEST = 2**62
+"""Most indices of an axis: sums of two are whole numbers of 64 bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arc:
     """``width`` consecutive indices of an axis of ``size``, from ``start``, wrapping past the end to 0."""
@@ -39,8 +43,9 @@ class Arc:
 
     def __post_init__(self) -> None:
         for number in (self.start, self.width, self.size):
-            if not isinstance(number, Integral):
-                raise FedrolexError(f"a window of {number!r}: give whole numbers, Arc(start, width, size)")
+            if not isinstance(number, Integral) or number > LARGEST:
+                what = reprlib.repr(number)
+                raise FedrolexError(f"a window of {what}: give whole numbers up to 2**62, Arc(start, width, size)")
         if not (0 <= self.start < self.size and 1 <= self.width <= self.size):
             raise FedrolexError(
                 f"no window of {self.width} from {self.start} on an axis of {self.size}: "
@@ -70,8 +75,9 @@ class Pick:
     size: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, Integral):
-            raise FedrolexError(f"a window on an axis of {self.size!r}: give its size, a whole number")
+        if not isinstance(self.size, Integral) or self.size > LARGEST:
+            what = reprlib.repr(self.size)
+            raise FedrolexError(f"a window on an axis of {what}: give its size, a whole number up to 2**62")
         if not self.chosen:
             raise FedrolexError("a window needs at least one index")
         if len(set(self.chosen)) != len(self.chosen):
@@ -88,7 +94,7 @@ class Pick:
     @property
     def whole(self) -> bool:
         """Whether this is every index in its own order."""
-        return self.chosen == tuple(range(self.size))
+        return self.width == self.size and self.chosen == tuple(range(self.size))
 
     def indices(self) -> NDArray[np.int64]:
         """The indices in order, shape ``(width,)``."""

@@ -89,12 +89,10 @@ class InMemory(Task):
         return replace(self, **moved)
 
     def fingerprint(self) -> str:
-        """Of examples, their order and their clients."""
-        found = blake2b(digest_size=8)
-        rows = self.partition
-        for tensor in (self.train.x, self.train.y, self.test.x, self.test.y, rows.rows, rows.starts):
-            found.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+        """Of examples that are trained and tested on, their order and their clients; after a +, of other examples."""
+        rows, more = self.partition, {k: v for k, v in self.examples().items() if k not in ("train", "test")}
+        found = _hash(self.train.x, self.train.y, self.test.x, self.test.y, rows.rows, rows.starts)
+        return found + (f"+{_hash(*(t for each in more.values() for t in (each.x, each.y)))}" if more else "")
 
     @property
     def partition(self) -> Partition:
@@ -133,6 +131,14 @@ class InMemory(Task):
     def outputs(self, model: nn.Module, x: Tensor, batch: int) -> Tensor:
         """What a model says about stored inputs, ``batch`` at once."""
         return torch.cat([model(self.inputs(part)) for part in evenly(x, batch)])
+
+
+def _hash(*tensors: Tensor) -> str:
+    """A short hash of tensors' values."""
+    found = blake2b(digest_size=8)
+    for tensor in tensors:
+        found.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def evenly(rows: Tensor, most: int) -> Sequence[Tensor]:

@@ -66,7 +66,10 @@ def measured(metrics: Metrics, outputs: Tensor, targets: Tensor, beside: Mapping
         if short(name) in {**beside, **found}:
             raise FedrolexError(f"metric {name}: there is a metric {short(name)!r} already: use another name")
         try:
-            found[short(name)] = float(metric(outputs, targets.clone()))
+            value: object = metric(outputs, targets.clone())
+            if isinstance(value, str | bytes):
+                raise TypeError("it gives text, not a number")
+            found[short(name)] = float(value)  # type: ignore[arg-type]
         except (Exception, SystemExit) as error:
             raise FedrolexError(f"metric {name} failed: {type(error).__name__}: {one_line(error)}") from error
     return found

@@ -32,6 +32,10 @@ class Partition(Sequence[Tensor]):
     rows: Tensor
     starts: Tensor
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, Tensor) or not isinstance(self.starts, Tensor):
+            raise FedrolexError("rows and starts of a Partition are tensors: make it of lists with Partition.of(parts)")
+
     @classmethod
     def of(cls, parts: Iterable[Rows | Tensor | Sequence[int]]) -> Self:
         """From one list of rows a client."""
@@ -69,6 +73,7 @@ class Partition(Sequence[Tensor]):
 def even(labels: Tensor, clients: int, seed: int, affinity: Affinity | None = None) -> Partition:
     """Equal random parts of all rows; with an affinity, of every class by itself."""
     _check_clients(clients)
+    _check_labels(labels)
     if len(labels) < clients:
         raise FedrolexError(f"{len(labels)} examples for {clients} clients: every client needs at least one")
     if affinity is None:
@@ -89,7 +94,7 @@ def heterofl(
     every class that many times is shuffled and dealt out in rows of ``per_client``; a label that a client
     drew twice counts once, so its second shard goes to nobody. Test rows follow the same labels.
     """
-    _check_labels(per_client, classes)
+    _check_held(per_client, classes, labels)
     shards, rest = divmod(per_client * clients, classes)
     if rest or not shards:
         raise FedrolexError(
@@ -134,7 +139,7 @@ def by_label(
     clients to hold every label.
     """
     _check_clients(clients)
-    _check_labels(per_client, classes)
+    _check_held(per_client, classes, labels)
     weight = np.ones((clients, classes)) if affinity is None else affinity
     holders: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
@@ -174,6 +179,7 @@ def dirichlet(
     _check_clients(clients)
     if not isinstance(alpha, int | float) or not 0 < alpha <= 1e9:
         raise FedrolexError(f"alpha is {alpha}: give a number above 0, at most 1e9")
+    _check_labels(labels)
     if smallest * clients > len(labels):
         raise FedrolexError(f"{len(labels)} examples for {clients} clients of at least {smallest}: there are too few")
     for attempt in range(RETRIES):
@@ -228,6 +234,7 @@ def _fill_up(parts: list[Rows], smallest: int, labels: Tensor, affinity: Affinit
 def shards(labels: Tensor, clients: int, per_client: int, seed: int) -> Partition:
     """McMahan et al.'s split: rows sorted by label, cut into ``per_client`` shards for each client, dealt out."""
     _check_clients(clients)
+    _check_labels(labels)
     count = clients * per_client
     if not per_client >= 1 or count > len(labels):
         raise FedrolexError(f"{count} shards of {len(labels)} examples: give 1 or more shards a client, and fewer")
@@ -272,9 +279,17 @@ def _check_clients(clients: object) -> None:
         raise FedrolexError(f"{clients!r} clients: give a whole number of 1 or more")
 
 
-def _check_labels(per_client: int, classes: int) -> None:
+def _check_labels(labels: object) -> None:
+    if not isinstance(labels, Tensor):
+        raise FedrolexError(f"labels are a {type(labels).__name__}: give a tensor, one for every example")
+
+
+def _check_held(per_client: int, classes: int, labels: Tensor) -> None:
+    _check_labels(labels)
     if not isinstance(per_client, int) or not 1 <= per_client <= classes:
         raise FedrolexError(f"{per_client} labels a client of {classes} classes: give 1 to {classes}")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise FedrolexError(f"labels are {int(labels.min())} to {int(labels.max())}, of {classes} classes: give more")
 
 
 def _by_class(labels: Tensor, seed: int, attempt: int = 0) -> dict[int, Rows]:

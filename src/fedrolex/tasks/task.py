@@ -144,7 +144,10 @@ class Task(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A short hash of the data and how it is spread, to notice that it changed under a run."""
+        """A short hash of the data and how it is spread, to notice that it changed under a run.
+
+        Where a newer version of a task hashes more, it puts that after a ``+``: runs of the older one still go on.
+        """
 
     def check_model(self, model: nn.Module) -> None:  # noqa: B027 - a task need not
         """Raise, in one line, where the outputs of a model, which is on the CPU, are not what the loss takes."""

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from functools import partial
+from hashlib import blake2b, file_digest
 from typing import Any, Self
 
 import numpy as np
@@ -71,6 +72,12 @@ class NextWord(Task):
     loss = staticmethod(token_loss)
     ignored = PAD
 
+    def __post_init__(self) -> None:
+        for what, kind in {"users": Users, "chosen": np.ndarray, "vocabulary": Vocabulary, "test": Examples}.items():
+            if not isinstance(getattr(self, what), kind):
+                given = type(getattr(self, what)).__name__
+                raise FedrolexError(f"{what} of the task is a {given}: give {kind.__name__}")
+
     @property
     def clients(self) -> int:
         """How many users are clients."""
@@ -96,9 +103,11 @@ class NextWord(Task):
         return words[words != PAD]
 
     def fingerprint(self) -> str:
-        """Of the clients' numbers, the words and the test sentences."""
+        """Of the clients' numbers, the words and the test sentences; after a +, of the file of the users."""
         parts = (self.chosen.tobytes(), repr(self.vocabulary.words).encode(), self.test.y.cpu().numpy().tobytes())
-        return blake2b(b"".join(parts), digest_size=8).hexdigest()
+        with self.users.path.open("rb") as file:
+            text = file_digest(file, partial(blake2b, digest_size=8))
+        return f"{blake2b(b''.join(parts), digest_size=8).hexdigest()}+{text.hexdigest()}"
 
     def example(self) -> Tensor:
         """Two sentences."""
