@@ -14,7 +14,7 @@ from fedrolex.clients.messages import Failure, Job, RoundPlan, Tensors
 from fedrolex.clients.slot import Precision
 from fedrolex.clients.visit import Visit, why_failed
 from fedrolex.engines.cpu.loop import Loop
-from fedrolex.engines.cpu.pooling import PooledSlot
+from fedrolex.engines.cpu.slot import CpuSlot, plain_rate
 from fedrolex.engines.cpu.units import Unit
 from fedrolex.engines.stacking import Stack
 from fedrolex.engines.visits import Key, Kind, epoch_of, starts, steps_of
@@ -64,7 +64,7 @@ class Worker(Loop):
         alone: kinds of clients that turned out not to be stackable; all workers of a crew have the same set.
     """
 
-    slots = PooledSlot
+    slots = CpuSlot
 
     def __init__(self, precision: Precision, stop: threading.Event, alone: set[Kind]) -> None:
         super().__init__(precision=precision)
@@ -82,6 +82,13 @@ class Worker(Loop):
             if not any(isinstance(found, Failure) for found in results.values()):
                 self.alone.add(unit.kind)
             return results
+
+    def slot(self, plan: RoundPlan, job: Job) -> CpuSlot:
+        """The slot for a job's network and widths, told how its steps are taken."""
+        slot = super().slot(plan, job)
+        assert isinstance(slot, CpuSlot)
+        slot.rate = plain_rate(plan.work, plan.round)
+        return slot
 
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
         """Channels last; a new module draws weights, which is not what counts as drawing."""
