@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -49,6 +50,17 @@ def test_where_there_are_no_locks_runs_go_on(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(lock, "fcntl", None)
     with lock.locked(tmp_path), lock.locked(tmp_path):
         assert not lock.in_use(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    """Here its other end is open, so that even to open it would not wait."""
+    os.mkfifo(tmp_path / lock.NAME)
+    end = os.open(tmp_path / lock.NAME, os.O_RDWR)
+    with open(tmp_path / lock.NAME, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not lock.in_use(tmp_path)
+    assert f"{tmp_path / lock.NAME} is a pipe and no file: delete it" in told(lambda: lock.locked(tmp_path).__enter__())
+    os.close(end)
 
 
 class Second(Callback):

@@ -23,6 +23,8 @@ def locked(folder: Path) -> Iterator[None]:
 
     Nothing is locked where the system, or the file system, has no such locks.
     """
+    if (folder / NAME).is_fifo():  # to open it is to wait for its other end
+        raise FedrolexError(f"{folder / NAME} is a pipe and no file: delete it")
     try:
         file = open(folder / NAME, "a")  # noqa: SIM115 - closed below
     except OSError as error:
@@ -39,10 +41,12 @@ def locked(folder: Path) -> Iterator[None]:
 def in_use(folder: Path) -> bool:
     """Whether somebody holds the lock of a run's folder."""
     try:
-        with open(folder / NAME) as file:
-            return not _take(file)
+        if (folder / NAME).is_file():
+            with open(folder / NAME) as file:
+                return not _take(file)
     except OSError:
-        return False
+        pass
+    return False
 
 
 def _take(file: IO[str]) -> bool:
