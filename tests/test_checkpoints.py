@@ -176,6 +176,7 @@ def test_a_checkpoint_without_checksums_as_version_0_1_0_wrote_it_goes_on(
     run = copy(runs, method, tmp_path)
     tensors, about = checkpoint.read(run.checkpoint)
     about.pop("clients", None)
+    del about["metrics"]
     save_file(tensors, run.checkpoint, {checkpoint.ABOUT: json.dumps(about)})
     assert same(resumed(run), Run(runs / f"whole-{method}"))
 
@@ -193,6 +194,22 @@ def test_a_run_without_a_checkpoint_as_yet_says_that_it_begins_again(
     run.checkpoint.unlink()
     assert same(resumed(run), Run(runs / "whole-fedrolex"))
     assert capsys.readouterr().err == f"{run.folder} has no checkpoint yet: it starts again at round 0\n"
+
+
+def test_metrics_and_a_checkpoint_that_were_not_written_together(runs: Path, tmp_path: Path) -> None:
+    """Metrics of another run, or a checkpoint that says another round than it was written in."""
+    run = copy(runs, "scaffold", tmp_path)
+    text = run.metrics.read_bytes()
+    shutil.copy(Run(runs / "scaffold-2").metrics, run.metrics)
+    says = "metrics.jsonl holds other metrics than its checkpoint was written with: put it back as it was, or"
+    assert says in refused(run)
+    run.metrics.write_bytes(text)
+    assert same(resumed(run), Run(runs / "whole-scaffold"))
+    other = Run(Path(shutil.copytree(runs / "fedrolex", tmp_path / "other")))
+    tensors, about = checkpoint.read(other.checkpoint)
+    for round in "01":
+        checkpoint.write(other.checkpoint, tensors, {**about, "round": round})
+        assert says in refused(other)
 
 
 def test_metrics_that_only_say_their_rounds_are_none(runs: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Sequence
 from copy import deepcopy
+from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,11 +79,25 @@ def tell_row(callbacks: Sequence[Callback], training: Training, row: dict[str, A
             raise CallbackError(f"{what}: add to them in round_ends()")
 
 
-class MetricsFile(Callback):
-    """Appends the metrics of every round to a file, one JSON object a line: a round that is there is finished."""
+def hashed(before: str, row: dict[str, Any]) -> str:
+    """A hash of the metrics up to a round: of ``before``, that of the rounds before it, and of its own."""
+    return blake2b(f"{before}{json.dumps(row)}".encode(), digest_size=16).hexdigest()
 
-    def __init__(self, path: Path) -> None:
+
+class MetricsFile(Callback):
+    """Appends the metrics of every round to a file, one JSON object a line: a round that is there is finished.
+
+    Args:
+        path: the file.
+        rows: what it holds already.
+
+    Attributes:
+        hashes: of the metrics of the first rounds, by how many they are.
+    """
+
+    def __init__(self, path: Path, rows: Sequence[dict[str, Any]] = ()) -> None:
         self._path = path
+        self.hashes = list(accumulate(rows, hashed, initial=""))
 
     def begin(self, training: Training, folder: Path | None) -> None:
         """Open the file."""
@@ -95,6 +111,7 @@ class MetricsFile(Callback):
             raise FedrolexError(f"the metrics of round {row['round']} cannot be written as JSON: {error}") from error
         self._file.write(line + "\n")
         self._file.flush()
+        self.hashes.append(hashed(self.hashes[-1], json.loads(line)))
 
     def sync(self) -> None:
         """See to it that the lines so far outlast a crash of the machine."""

@@ -176,15 +176,14 @@ class Run:
     def _go(self, training: Training, progress: Progress | None) -> dict[str, Any]:
         recipe = self.recipe()
         data = _fingerprint(training)
-        before = self._restore(self.checkpoint, recipe, training, data)
+        before, metrics = self._restore(self.checkpoint, recipe, training, data)
         self._check_measured(recipe, before, training.server.round)
-        self._forget_rows_after(training.server.round)
-        log = MetricsFile(self.metrics)
+        log = self._log_until(training.server.round, metrics)
         everyone = [log, *training.callbacks]
         try:
             tell(everyone, "begin", training, self.folder)
             self._train(recipe, training, data, log, progress)
-            summary = self._finish(recipe, training, data)
+            summary = self._finish(recipe, training, data, log)
         except BaseException:
             for callback in everyone:
                 with suppress(Exception):  # what went wrong before is what the user must hear of
@@ -207,24 +206,24 @@ class Run:
                     accuracy = row.get("validation_accuracy")
                     if accuracy is not None and accuracy > best and server.clients is None:
                         best = accuracy
-                        self.save(self.best, recipe, data, training)
+                        self.save(self.best, recipe, data, training, {})
                     log.row(training, row)
                     done = server.state, server.round
                     tell_row(training.callbacks, training, row)
                 except FedrolexError:  # a model that is no longer finite, a callback that failed
                     server.state, server.round = done
                     if server.round and not self._ahead(training):
-                        self.save(self.checkpoint, recipe, data, training)
+                        self.save(self.checkpoint, recipe, data, training, {"metrics": log.hashes[server.round]})
                     raise
                 if server.round % recipe.checkpoint_every == 0 or server.round == recipe.rounds:
                     log.sync()
-                    self.save(self.checkpoint, recipe, data, training)
+                    self.save(self.checkpoint, recipe, data, training, {"metrics": log.hashes[server.round]})
                 if progress is not None:
                     progress(row)
         except KeyboardInterrupt:
             server.state, server.round = done
             if not self._ahead(training):
-                self.save(self.checkpoint, recipe, data, training)
+                self.save(self.checkpoint, recipe, data, training, {"metrics": log.hashes[server.round]})
             raise
         except OSError as error:
             raise FedrolexError(f"cannot write to {self.folder}: {error.strerror}") from error
@@ -235,13 +234,13 @@ class Run:
         clients = training.server.clients
         return clients is not None and clients.newer(training.server.round)
 
-    def _restore(self, path: Path, recipe: Recipe, training: Training, data: str) -> Recipe:
+    def _restore(self, path: Path, recipe: Recipe, training: Training, data: str) -> tuple[Recipe, str | None]:
         """Put a training, and what its clients keep, where a checkpoint stands; where there is none, at the beginning.
 
         Refused unless the checkpoint is whole, of this recipe and these data, and finite. Returns the recipe that it
-        was trained by so far.
+        was trained by so far, and the hash of its metrics, which older ones lack.
         """
-        round, kept, before = 0, None, recipe
+        round, kept, before, metrics = 0, None, recipe, None
         if path.is_file():
             tensors, about = checkpoint.read(path)
             try:
@@ -253,7 +252,7 @@ class Run:
                 raise FedrolexError(f"{where} was changed since the checkpoint: start a new run")
             if not same_data(about, data):
                 raise FedrolexError(f"the data of {self.folder} has changed since its checkpoint: start a new run")
-            said, kept = about.get("round", ""), about.get("clients")
+            said, kept, metrics = about.get("round", ""), about.get("clients"), about.get("metrics")
             if not (said.isascii() and said.isdigit() and len(said) < 19 and int(said) <= recipe.rounds):
                 told = f"is of round {said or '?'}, and the run has {recipe.rounds}"
                 raise FedrolexError(f"checkpoint {path} {told}: put back a copy, or start a new run")
@@ -269,15 +268,22 @@ class Run:
         if training.method.needs.client_state:
             training.server.clients = ClientStates(self.folder / "clients")
             training.server.clients.restore(round, kept)
-        return before
+        return before, metrics
 
-    def _forget_rows_after(self, round: int) -> None:
-        """Drop the metrics of rounds that will be made again; those of all rounds before must be there."""
+    def _log_until(self, round: int, hash: str | None) -> MetricsFile:
+        """Drop the metrics of rounds that will be made again; those of all rounds before must be there, as they were.
+
+        Returns what goes on with them.
+        """
         rows = self.rows()[:round]
+        log = MetricsFile(self.metrics, rows)
+        remedy = f"put it back as it was, or start a new run with --set weights={self.checkpoint}"
         if len(rows) < round or any(row["round"] != place for place, row in enumerate(rows)):
-            remedy = f"put it back as it was, or start a new run with --set weights={self.checkpoint}"
             raise FedrolexError(f"{self.metrics} does not hold rounds 0 to {round - 1} any more: {remedy}")
+        if hash not in (None, log.hashes[round]):
+            raise FedrolexError(f"{self.metrics} holds other metrics than its checkpoint was written with: {remedy}")
         checkpoint.write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        return log
 
     @staticmethod
     def _round(recipe: Recipe, training: Training) -> dict[str, Any]:
@@ -290,20 +296,18 @@ class Run:
             row.update(found)
         return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in row.items()}
 
-    def save(
-        self, path: Path, recipe: Recipe, data: str, training: Training, written: Mapping[str, str] | None = None
-    ) -> None:
+    def save(self, path: Path, recipe: Recipe, data: str, training: Training, hashes: Mapping[str, str]) -> None:
         """Write a checkpoint of the rounds done so far; clients' states first, which go back to any round before.
 
-        At a run's end, ``written`` are the checksums of its models by file name.
+        ``hashes`` are of other files that belong to it: ``metrics`` and, at a run's end, its models by file name.
         """
         server = training.server
-        about = {"round": str(server.round), "recipe": json.dumps(recipe.encode()), "data": data, **(written or {})}
+        about = {"round": str(server.round), "recipe": json.dumps(recipe.encode()), "data": data, **hashes}
         if server.clients is not None:
             about["clients"] = server.clients.save(server.round)
         checkpoint.write(path, training.tensors(), about)
 
-    def _finish(self, recipe: Recipe, training: Training, data: str) -> dict[str, Any]:
+    def _finish(self, recipe: Recipe, training: Training, data: str, log: MetricsFile) -> dict[str, Any]:
         rows = self.rows()
         if rows and all(row["void"] for row in rows):
             reasons = [why for row in rows for why in row["dropped"].values()]
@@ -334,7 +338,8 @@ class Run:
             "capacities": "redrawn" if recipe.fleet.redrawn else "fixed",
             "run": str(self.folder),
         }
-        self.save(self.checkpoint, recipe, data, training, Models.of(training).write(self.folder))
+        written = Models.of(training).write(self.folder)
+        self.save(self.checkpoint, recipe, data, training, {**written, "metrics": log.hashes[server.round]})
         checkpoint.write_whole(self.folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
         return summary
 
