@@ -353,6 +353,9 @@ def ring() -> list[Any]:
         (lambda: Recipe(data=3), "data is 3: give text, the path of a file or folder"),  # type: ignore[arg-type]
         (lambda: Recipe(weights=3), "weights is 3: give text"),  # type: ignore[arg-type]
         (lambda: ImagesRecipe(data=3), "task.data is 3: give text"),  # type: ignore[arg-type]
+        (lambda: ImagesRecipe(partition="iid"), "task.partition is 'iid': give PartitionRecipe"),  # type: ignore[arg-type]
+        (lambda: ImagesRecipe(validation=3), "task.validation is 3, task.public is None: give parts of the data"),
+        (lambda: ImagesRecipe(public=1), "task.public is 1: give parts of the data, at least 0 and together below 1"),
         (lambda: WordsRecipe(data=3), "task.data is 3: give text"),  # type: ignore[arg-type]
         (lambda: WordsRecipe(word_list=3), "task.word_list is 3: give text"),  # type: ignore[arg-type]
         (lambda: RECIPE.with_settings([None]), "--set None is not KEY=VALUE"),  # type: ignore[list-item]

@@ -5,6 +5,7 @@ import reprlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -64,7 +65,7 @@ PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "
 
 
 def _is(kind: Any, value: object) -> bool:
-    """Whether a value is of a type that plain data has; a number may stand for text. Other types are not judged."""
+    """Whether a value is a section, or of a type that plain data has; a number may stand for text. Others may be."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(_is(option, value) for option in inner)
@@ -75,7 +76,7 @@ def _is(kind: Any, value: object) -> bool:
     if origin in (dict, Mapping):
         return isinstance(value, Mapping) and all(_is(inner[0], k) and _is(inner[1], v) for k, v in value.items())
     if kind not in PLAIN:
-        return True
+        return isinstance(value, kind) if is_dataclass(kind) and isinstance(kind, type) else True
     wider = {float: int | float, str: str | int | float}.get(kind, kind)
     return isinstance(value, wider) and (kind is bool or not isinstance(value, bool))
 

@@ -87,7 +87,7 @@ class ImagesRecipe(TaskRecipe):
                 raise FedrolexError(f"task.{name} is {value}: give 1 or more, or null")
         if self.public == self.data:
             raise FedrolexError(f"task.public is {self.public!r}, which is what is learned: give a share, e.g. 0.1")
-        shares = [share for share in (self.validation, self.public) if isinstance(share, float)]
+        shares = [share for share in (self.validation, self.public) if isinstance(share, int | float)]
         if not (all(share >= 0 for share in shares) and sum(shares) < 1):
             given = f"task.validation is {self.validation}, task.public is {self.public}"
             raise FedrolexError(f"{given}: give parts of the data, at least 0 and together below 1")
