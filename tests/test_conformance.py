@@ -60,6 +60,7 @@ METHODS = {
         "client.lr=0.02",
     ],
     "fedselect": ["method=fedselect", "client.lr=0.02"],
+    "columns": ["method=columns"],
     "fedadam": ["method=fedrolex", "method.server_optimizer={name: adam, lr: 0.01}"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],
 }

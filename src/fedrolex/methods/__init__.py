@@ -1,6 +1,7 @@
 """Methods, one a file; :class:`Method` is what a method of one's own is made from."""
 
 from fedrolex.methods.averaging import Averaging
+from fedrolex.methods.columns import Columns
 from fedrolex.methods.dsfl import DSFL
 from fedrolex.methods.fed_dropout import FedDropout
 from fedrolex.methods.fedavg import FedAvg
@@ -22,6 +23,6 @@ from fedrolex.methods.setup import Setup
 from fedrolex.methods.submodels import SubModels
 
 __all__ = [
-    "DSFL", "Averaging", "FedAvg", "FedBE", "FedDF", "FedDropout", "FedET", "FedGKT", "FedProx", "FedRolex",
+    "DSFL", "Averaging", "Columns", "FedAvg", "FedBE", "FedDF", "FedDropout", "FedET", "FedGKT", "FedProx", "FedRolex",
     "FedSelect", "Fjord", "HeteroFL", "Method", "Needs", "OneSize", "Scaffold", "ServerOptimizer", "Setup", "SubModels",
 ]  # fmt: skip

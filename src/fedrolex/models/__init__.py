@@ -1,5 +1,6 @@
 """Bundled models: the two of the paper, each with a factory of its own for smaller sizes, and some others."""
 
+from fedrolex.models.columns import ColumnModel
 from fedrolex.models.convnet import ConvNet
 from fedrolex.models.image_models import ImageModel
 from fedrolex.models.lenet import LeNet
@@ -11,7 +12,8 @@ from fedrolex.models.vgg import VGG
 from fedrolex.models.words import WordTransformer
 
 __all__ = [
-    "TOP", "VGG", "ConvNet", "ImageModel", "LeNet", "Norm", "PreResNet", "Represented", "ResNet", "WordTransformer",
+    "TOP", "VGG", "ColumnModel", "ConvNet", "ImageModel", "LeNet", "Norm", "PreResNet", "Represented", "ResNet",
+    "WordTransformer",
     "by_batch", "collect", "evaluating", "norm_parameters", "preresnet18", "preresnet34", "static_norms",
     "with_statistics",
 ]  # fmt: skip

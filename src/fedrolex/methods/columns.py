@@ -1,0 +1,144 @@
+"""Columns: the server's model is a row of independent models, and a device trains those that fit into it.
+
+A scheme of our own. Nodes that are trained together stay together: a column is averaged over the clients that trained
+it and over nobody else, and columns meet in their scores only, which are averaged. Nobody trains more than its own
+capacity, and the row may be larger than every client.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import nn
+
+from fedrolex.clients import MODEL, Job, LocalTraining, Network
+from fedrolex.core import FedrolexError, words
+from fedrolex.methods.averaging import find_label_axis
+from fedrolex.methods.needs import Needs
+from fedrolex.methods.own_width import at_own_width
+from fedrolex.methods.settings import Weighted
+from fedrolex.methods.setup import Setup
+from fedrolex.models import ColumnModel
+from fedrolex.rounds import Fleet, Member, Server, State
+from fedrolex.slicing import Static, Window, exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(Weighted):
+    """A row of models; a device trains the largest column that it can hold, then the next that fit beside it.
+
+    Columns of equal width take turns.
+
+    Attributes:
+        columns: their widths, as parts of the task's model. None given: one for every capacity below the largest,
+            which trains them all; two, where that would be a single one and the server's model is larger than that.
+        rows: average a class's part of a column's output layer over the clients that hold the class only. They must
+            say which they hold.
+    """
+
+    columns: Sequence[str] = ()
+    rows: bool = False
+    needs = Needs(larger_server=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for width in self.columns:
+            exact(width)
+
+    def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
+        """Somebody must be able to hold every column."""
+        widest, largest = max(self.widths(fleet, scale)), max(fleet.levels) * scale
+        if widest > largest:
+            raise FedrolexError(f"method.columns has a width of {widest}: the largest device holds {largest}")
+
+    def widths(self, fleet: Fleet, scale: int) -> list[Fraction]:
+        """Every column's, as parts of the task's model, the widest first."""
+        if self.columns:
+            return sorted(map(exact, self.columns), reverse=True)
+        levels = sorted({level * scale for level in fleet.levels}, reverse=True)
+        widths = levels[1:] or levels
+        return widths * 2 if len(widths) == 1 and (len(levels) > 1 or scale > 1) else widths
+
+    # --- before the first round ---
+
+    def networks(self, setup: Setup) -> dict[str, Network]:
+        """The task's model, of which every column is a part; its own weights are the first column's."""
+        network = setup.network(lambda: setup.task.build(1), "weights")
+        axes, width = network.axes, self.widths(setup.fleet, setup.scale)[0]
+        window = Static().window(axes, round=0, capacity=width, client=0)
+        axes.load(network.module, at_own_width(axes, axes.state(network.module), window))
+        return {MODEL: network}
+
+    def begin(self, server: Server) -> State:
+        """The other columns, with random weights of their own."""
+        axes, widths, state = server.main.axes, self._widths(server), {}
+        for column, width in list(enumerate(widths))[1:]:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(words(1, server.seed, "column", column)[0] >> 1))
+                drawn = axes.state(server.task.build(1))
+            drawn = {name: tensor.to(server.device) for name, tensor in drawn.items()}
+            state[_section(column)] = at_own_width(axes, drawn, self._window(server, width))
+        return state
+
+    def label_axis(self, server: Server) -> str | None:
+        """The axis of the classes, where ``rows`` asks for it."""
+        return find_label_axis(server, "method.rows") if self.rows else None
+
+    # --- a round ---
+
+    def members(self, server: Server, round: int) -> list[Member]:
+        """The first of the cohort that can hold a column."""
+        return server.fleet.members(round, min(self._widths(server)) / server.scale)
+
+    def jobs(self, server: Server, round: int) -> list[Job]:
+        """A job for every column that a client trains."""
+        widths, found = self._widths(server), []
+        for member in self.members(server, round):
+            for column in self.trained_by(server, member, round):
+                window = self._window(server, widths[column])
+                sections, name = (_section(column),), str(column)
+                found.append(Job(member.client, member.capacity, window, MODEL, sections, name, member.part))
+        return found
+
+    def trained_by(self, server: Server, member: Member, round: int) -> list[int]:
+        """The columns that a client trains in a round: together no larger than its capacity."""
+        widths = self._widths(server)
+        turn = int(words(1, server.seed, "turn", round, member.client)[0]) % len(widths)
+        room = self._parameters(server, member.capacity * server.scale)
+        found = []
+        for column in sorted(range(len(widths)), key=lambda column: (-widths[column], (column - turn) % len(widths))):
+            size = self._parameters(server, widths[column])
+            if size <= room:
+                found.append(column)
+                room -= size
+        return sorted(found)
+
+    # --- what comes of it ---
+
+    def judged(self, server: Server) -> nn.Module:
+        """All columns, side by side."""
+        return self._row(server, range(len(self._widths(server))))
+
+    def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
+        """The columns that a device of a capacity can hold at once; None where it can hold none."""
+        found = self.trained_by(server, Member(0, capacity), server.round)
+        return self._row(server, found) if found else None
+
+    def _row(self, server: Server, columns: Sequence[int]) -> nn.Module:
+        widths, axes = self._widths(server), server.main.axes
+        modules = [axes.cut(server.loaded(_section(each)), self._window(server, widths[each])) for each in columns]
+        return ColumnModel(modules).to(server.device)
+
+    def _widths(self, server: Server) -> list[Fraction]:
+        return self.widths(server.fleet, server.scale)
+
+    def _window(self, server: Server, width: Fraction) -> Window:
+        return server.scheme.window(server.main.axes, round=0, capacity=width, client=0)
+
+    def _parameters(self, server: Server, width: Fraction) -> int:
+        return server.main.axes.parameters(self._window(server, min(width, Fraction(1))))
+
+
+def _section(column: int) -> str:
+    return f"column{column}" if column else MODEL
