@@ -80,8 +80,9 @@ def tell_row(callbacks: Sequence[Callback], training: Training, row: dict[str, A
 
 
 def hashed(before: str, row: dict[str, Any]) -> str:
-    """A hash of the metrics up to a round: of ``before``, that of the rounds before it, and of its own."""
-    return blake2b(f"{before}{json.dumps(row)}".encode(), digest_size=16).hexdigest()
+    """A hash of the metrics up to a round, but for their seconds: of ``before``, those of rounds before, and its own."""
+    timeless = {key: value for key, value in row.items() if key != "seconds"}
+    return blake2b(f"{before}{json.dumps(timeless)}".encode(), digest_size=16).hexdigest()
 
 
 class MetricsFile(Callback):
