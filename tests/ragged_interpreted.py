@@ -95,7 +95,7 @@ def averages_are_those_of_the_fold() -> None:
     cohorts = [Cohort(group, work, room=2, precision="fp32", device=CPU) for group in (parts[:1] * 2, parts[1:])]  # type: ignore[arg-type]
     between = Exchange(axes, cohorts)
     state = {name: tensor.clone() for name, tensor in axes.state(model).items()}
-    between.deal(state, [windows[0], None, windows[1], windows[2]])
+    between.deal([state], [windows[0], None, windows[1], windows[2]])
     places = [(cohorts[0], 0), (cohorts[1], 0), (cohorts[1], 1)]
     for (cohort, client), window in zip(places, windows, strict=True):
         for name, wanted in axes.take(state, window).items():
@@ -168,7 +168,7 @@ def rounds_are_those_of_loop() -> None:
 
 
 def several_networks_and_jobs_of_one_client() -> None:
-    """Two networks in a round, one client with a job in each, another with two jobs for one."""
+    """Two networks in a round, one of them in two sections; one client with a job in each, another with two for one."""
     task = tiny_task([4, 3, 2])
     networks, tensors = {}, {}
     for name, width in (("first", 4), ("second", 6)):
@@ -176,13 +176,16 @@ def several_networks_and_jobs_of_one_client() -> None:
         networks[name] = Network(module, trace(module, module.slicing_example()))
         tensors[name] = {key: tensor.clone() for key, tensor in networks[name].axes.state(module).items()}
 
-    def job(client: int, network: str, capacity: Fraction, name: str = "") -> Job:
+    tensors["other"] = {key: tensor + 0.05 * torch.randn_like(tensor) for key, tensor in tensors["first"].items()}
+
+    def job(client: int, network: str, capacity: Fraction, name: str = "", section: str = "") -> Job:
         window = Rolling().window(networks[network].axes, round=1, capacity=capacity)
-        return Job(client, capacity, window, network, (network,), name)
+        return Job(client, capacity, window, network, (section or network,), name)
 
     half, whole = Fraction(1, 2), Fraction(1)
     jobs = [job(0, "first", half, "a"), job(0, "second", half, "b"), job(1, "first", whole)]
     jobs += [job(2, "first", half, "c"), job(2, "first", whole, "d")]
+    jobs += [job(1, "first", half, "e", "other"), job(2, "first", whole, "f", "other")]
     plan = RoundPlan(1, 1, networks, tensors, task, WORK, jobs)
     engine = Ragged(device=CPU, rehearsed=True)
     assert engine.supports(plan) is None
@@ -194,15 +197,15 @@ def several_networks_and_jobs_of_one_client() -> None:
         assert abs(found.loss - wanted.loss) < 1e-4
     everyone = [found for _, found in answers if isinstance(found, Upload)]
     assert engine.average(everyone, [1.0] * len(jobs), None) is None
-    weights = {job.key: weight for job, weight in zip(jobs, (1.0, 1.0, 2.0, 1.0, 3.0), strict=True)}
-    for network in networks:
-        mine = [found for found in everyone if found.job.network == network]
+    weights = {job.key: weight for job, weight in zip(jobs, (1.0, 1.0, 2.0, 1.0, 3.0, 2.0, 1.0), strict=True)}
+    for section in tensors:
+        mine = [found for found in everyone if found.job.sections == (section,)]
         averaged = engine.average(mine, [weights[found.job.key] for found in mine], None)
         assert averaged is not None
-        fold = Fold(networks[network].axes, tensors[network])
+        fold = Fold(networks[mine[0].job.network].axes, tensors[section])
         for wanted in Loop().run(plan):
             assert isinstance(wanted, Upload)
-            if wanted.job.network == network:
+            if wanted.job.sections == (section,):
                 fold.add(wanted.job.key, wanted.tensors, wanted.job.window, weights[wanted.job.key])
         for name, tensor in fold.average().items():
             torch.testing.assert_close(averaged.state[name], tensor, rtol=1e-3, atol=1e-4)

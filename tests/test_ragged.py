@@ -68,6 +68,7 @@ RAGGED = {
     "adam": ["method=fedrolex", "client.optimizer=adam", "client.lr=0.002"],
     "fedadam": ["method=fedrolex", "method.server_optimizer={name: adam, lr: 0.01}"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],
+    "columns": ["method=columns", "method.rows=true", "client.mask=zero"],
 }
 ELSEWHERE = {  # own tensors, other steps
     "norms apart": ["method=heterofl", "method.norms=per_capacity"],

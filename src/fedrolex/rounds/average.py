@@ -31,7 +31,7 @@ class Average:
     Attributes:
         seen: called with answers of one window when they are folded in, while their tensors are good.
         new: the result, once it was asked for.
-        by_engine: the engine's average, where the engine took it.
+        by_engine: the engine's averages by section, where the engine took them.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Average:
     ) -> None:
         self.plan, self.engine, self.normaliser, self.label_axis = plan, engine, normaliser, label_axis
         self.seen: Seen | None = None
-        self.by_engine: Averaged | None = None
+        self.by_engine: dict[str, Averaged] = {}
         self.new: State = {}
         self._finite: dict[int, Tensor] = {}
         self._folds: dict[str, Fold] = {}
@@ -80,7 +80,7 @@ class Average:
         if new is None:
             self._fold_what_waits()
             new = {section: {**self.plan.tensors[section], **fold.average()} for section, fold in self._folds.items()}
-        if self.by_engine is None or not self.by_engine.finite:
+        if not (self.by_engine and all(done.finite for done in self.by_engine.values())):
             broken = next((name for tensors in new.values() if (name := not_finite(tensors)) is not None), None)
             if broken is not None:
                 raise FedrolexError(f"round {self.plan.round}: {broken} is no longer finite; lower the learning rate")
@@ -93,16 +93,23 @@ class Average:
         return id(tensor) in self._finite
 
     def _averaged_by_engine(self) -> State | None:
-        """By the engine, where it can and the average is the paper's: by position, of one section."""
-        homes = {section for upload, _ in self._waiting for section in upload.job.sections}
-        if not self._as_given or self.normaliser != "per_position" or len(homes) != 1 or self._folds:
+        """By the engine, where it can and the average is the paper's: by position, every answer in one section."""
+        if not self._as_given or self.normaliser != "per_position" or self._folds:
             return None
-        (section,) = homes
-        uploads, weights = [upload for upload, _ in self._waiting], [weight for _, weight in self._waiting]
-        self.by_engine = self.engine.average(uploads, weights, self.label_axis)
-        if self.by_engine is None:
+        homes: dict[tuple[str, ...], list[tuple[Upload, float]]] = {}
+        for upload, weight in self._waiting:
+            homes.setdefault(upload.job.sections, []).append((upload, weight))
+        if any(len(sections) > 1 for sections in homes):
             return None
-        return {section: {**self.plan.tensors[section], **self.by_engine.state}}
+        found: dict[str, Averaged] = {}
+        for (section,), waiting in homes.items():
+            uploads, weights = [upload for upload, _ in waiting], [weight for _, weight in waiting]
+            averaged = self.engine.average(uploads, weights, self.label_axis)
+            if averaged is None:
+                return None
+            found[section] = averaged
+        self.by_engine = found
+        return {section: {**self.plan.tensors[section], **done.state} for section, done in found.items()} or None
 
     def _fold_what_waits(self) -> None:
         groups: dict[object, list[tuple[Upload, float]]] = {}

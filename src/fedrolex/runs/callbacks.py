@@ -80,7 +80,7 @@ def tell_row(callbacks: Sequence[Callback], training: Training, row: dict[str, A
 
 
 def hashed(before: str, row: dict[str, Any]) -> str:
-    """A hash of the metrics up to a round, but for their seconds: of ``before``, those of rounds before, and its own."""
+    """A hash of the metrics up to a round, but for seconds: of ``before``, that of the rounds before, and its own."""
     timeless = {key: value for key, value in row.items() if key != "seconds"}
     return blake2b(f"{before}{json.dumps(timeless)}".encode(), digest_size=16).hexdigest()
 
@@ -143,8 +143,8 @@ class DriftByCapacity(Callback):
     def round_ends(self, round: Round, new: State, row: dict[str, Any]) -> None:
         """Tell the drift, as the engine measured it or as it was measured here."""
         done, averaged = round.average.by_engine, round.average.new.get(MODEL)
-        if done is not None:
-            row["drift"] = dict(done.drift)
+        if done:
+            row["drift"] = dict(done[MODEL].drift) if MODEL in done else {}
         else:
             row["drift"] = {} if averaged is None else self._drift.by_capacity(averaged)
 

@@ -68,11 +68,11 @@ class Ragged(Waves):
         return [answers[job.key] for job in jobs]
 
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
-        """By one kernel, where the uploads lie and all are of one network."""
-        networks = {upload.job.network for upload in uploads}
-        if not self.together or len(networks) != 1:
+        """By one kernel, where the uploads lie and all are of one network and section."""
+        homes = {(upload.job.network, upload.job.sections) for upload in uploads}
+        if not self.together or len(homes) != 1:
             return None
-        return self.places[networks.pop()].average(uploads, weights, label_axis)
+        return self.places[uploads[0].job.network].average(uploads, weights, label_axis)
 
     def _places_for(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[tuple[Places, list[Job]]]:
         """Places of every network, with the jobs that are theirs; those without jobs stay as they are."""
@@ -105,7 +105,6 @@ def why_not(network: Network, task: Task) -> str | None:
 def _why_not_jobs(plan: RoundPlan) -> str | None:
     if any(job.window.wiring for job in plan.jobs):
         return "a window's channels are wired anew"
-    homes = {(job.network, job.sections) for job in plan.jobs}
-    if any(len(sections) > 1 for _, sections in homes) or len(homes) > len({network for network, _ in homes}):
-        return "clients of one network start from different tensors"
+    if any(len(job.sections) > 1 for job in plan.jobs):
+        return "a client starts from tensors of several sections"
     return None

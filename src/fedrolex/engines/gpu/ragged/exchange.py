@@ -57,32 +57,40 @@ class Exchange:
         self._labels: dict[str | None, Tensor] = {}
         self._known: dict[Window, NDArray[np.int32]] = {}
 
-    def _table(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def _table(self, rows: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64).to(self.device)
 
     def get_ready(self, windows: Iterable[Window]) -> None:
         """Windows that will be dealt next."""
         self._known = {window: self._map(window) for window in dict.fromkeys(windows)}
 
-    def deal(self, state: Mapping[str, Tensor], windows: Sequence[Window | None]) -> None:
-        """Every place's window of the server's tensors into its cohort; None leaves a place idle."""
+    def deal(
+        self, homes: Sequence[Mapping[str, Tensor]], windows: Sequence[Window | None], of: Sequence[int] = ()
+    ) -> None:
+        """Every place's window of the server's tensors into its cohort; None leaves a place idle.
+
+        ``homes`` are tensors of the same shapes, such as several models of one network; ``of`` says which of them each
+        place is given, by default the first.
+        """
         different = list(dict.fromkeys(window for window in windows if window is not None))
         numbers = {window: number for number, window in enumerate(different)}
         self._windows.copy_(torch.tensor([IDLE if w is None else numbers[w] for w in windows]))
         maps = [self._known[window] if window in self._known else self._map(window) for window in different]
         self._maps = torch.from_numpy(np.concatenate(maps)).to(self.device)
-        self._old = {name: state[name].contiguous() for name in self.tensors}
-        self._servers = torch.tensor([old.data_ptr() for old in self._old.values()]).to(self.device)
+        self._old = [{name: state[name].contiguous() for name in self.tensors} for state in homes]
+        self._servers = self._table([[tensor.data_ptr() for tensor in old.values()] for old in self._old])
         deal[(len(self._deals),)](
-            self._deals, self._parts, self._layouts, self._servers, self._windows, self._maps, self._length, SIZE=SIZE
-        )
+            self._deals, self._parts, self._layouts, self._servers, self._table(of or [0] * self.places),
+            self._windows, self._maps, len(self.tensors), self._length, SIZE=SIZE,
+        )  # fmt: skip
 
     def average(
-        self, weights: Sequence[float], label_axis: str | None = None, rows: Tensor | None = None
+        self, weights: Sequence[float], label_axis: str | None = None, rows: Tensor | None = None, home: int = 0
     ) -> tuple[dict[str, Tensor], list[list[float]], bool]:
         """The server's new tensors; for every place sums of change · average change, of both squared; is all finite?
 
-        A weight of 0 leaves a place out. ``rows``, ``(places, classes)``, say which classes of ``label_axis`` it holds.
+        A weight of 0 leaves a place out; places of other homes than ``home`` must have it. ``rows``, ``(places,
+        classes)``, say which classes of ``label_axis`` a place holds.
         """
         flat = torch.empty(sum(self._lengths), device=self.device)
         if label_axis not in self._labels:
@@ -90,13 +98,13 @@ class Exchange:
             self._labels[label_axis] = torch.tensor(which).to(self.device)
         places = torch.from_numpy(flat.data_ptr() + self._offsets).to(self.device)
         merge[(len(self._merges),)](
-            self._merges, self._parts, self._layouts, self._servers, places, self._windows, self._maps,
+            self._merges, self._parts, self._layouts, self._servers[home], places, self._windows, self._maps,
             torch.tensor(weights, dtype=torch.float32).to(self.device), self._windows if rows is None else rows,
             self._labels[label_axis], self._sums, self.places, len(self.tensors), self._length,
             1 if rows is None else rows.shape[1], ROWS=rows is not None, SIZE=SIZE,
         )  # fmt: skip
         parts = flat.split(self._lengths)
-        new = {name: part.view(self._old[name].shape) for name, part in zip(self.tensors, parts, strict=True)}
+        new = {name: part.view(self._old[home][name].shape) for name, part in zip(self.tensors, parts, strict=True)}
         told = torch.cat([self._sums.sum(0, dtype=torch.float64).flatten(), flat.sum().double()[None]]).tolist()
         return new, [told[at : at + 3] for at in range(0, len(told) - 1, 3)], isfinite(told[-1])
 

@@ -7,12 +7,12 @@ import triton.language as tl
 
 
 @triton.jit
-def deal(chunks, parts, layouts, servers, windows, maps, length, SIZE: tl.constexpr):
+def deal(chunks, parts, layouts, servers, homes, windows, maps, tensors, length, SIZE: tl.constexpr):
     """The window of every place: the server's values, zero where a place's tensor is padded.
 
     Chunks: place, tensor, first element, number of elements. Parts, by place and tensor: address, stored lines and
     columns, real lines and columns. Layouts: where the maps of lines and columns begin, the server's distance from
-    tap to tap, line to line, column to column.
+    tap to tap, line to line, column to column. Servers, by home and tensor: address. Homes: that of every place.
     """
     row = chunks + 4 * tl.program_id(0)
     place, tensor = tl.load(row), tl.load(row + 1)
@@ -31,7 +31,7 @@ def deal(chunks, parts, layouts, servers, windows, maps, length, SIZE: tl.conste
     column_of = tl.load(held + tl.load(layout + 1) + column, real, other=0).to(tl.int64)
     at = element // (lines * columns) * tl.load(layout + 2)
     at += line_of * tl.load(layout + 3) + column_of * tl.load(layout + 4)
-    server = tl.load(servers + tensor).to(tl.pointer_type(tl.float32))
+    server = tl.load(servers + tl.load(homes + place) * tensors + tensor).to(tl.pointer_type(tl.float32))
     to = tl.load(part).to(tl.pointer_type(tl.float32))
     tl.store(to + element, tl.load(server + at, real, other=0.0), here)
 

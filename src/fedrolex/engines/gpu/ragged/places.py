@@ -58,6 +58,7 @@ class Places:
         self._placed: list[Placement] = []
         self._places: dict[Widths, list[tuple[Cohort, int, int]]] = {}  # cohort, place in it, number
         self._exchange: Exchange | None = None
+        self._homes: dict[tuple[str, ...], int] = {}
         self._needed: dict[Widths, int] = {}
         self._room = self._at_once = 0
         self._labels: dict[int, list[int]] = {}
@@ -138,8 +139,13 @@ class Places:
         """Every client's part of the server's tensors to its place."""
         if self._exchange is None or not self._placed:
             return
-        windows = {each.number: each.job.window for each in self._placed}
-        self._exchange.deal(plan.whole(self._placed[0].job), [*map(windows.get, range(self._exchange.places))])
+        windows: list[Window | None] = [None] * self._exchange.places
+        of = [0] * self._exchange.places
+        jobs = {each.job.sections: each.job for each in self._placed}
+        self._homes = {sections: home for home, sections in enumerate(jobs)}
+        for each in self._placed:
+            windows[each.number], of[each.number] = each.job.window, self._homes[each.job.sections]
+        self._exchange.deal([plan.whole(job) for job in jobs.values()], windows, of)
         masked = plan.work.mask != "none"
         for cohort, mine in self._mine():
             sizes = [0] * cohort.clients
@@ -199,7 +205,7 @@ class Places:
         return found
 
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged:
-        """The selective average of a round's uploads, and their drift, without moving them."""
+        """The selective average of uploads for one section, and their drift, without moving them."""
         assert self._exchange is not None
         places, number = self._exchange.places, {each.job.key: each.number for each in self._placed}
         share = [0.0] * places
@@ -208,7 +214,8 @@ class Places:
             share[number[upload.job.key]] = weight
             if rows is not None:
                 rows[number[upload.job.key], list(upload.labels or ())] = 1
-        new, sums, finite = self._exchange.average(share, label_axis, None if rows is None else rows.to(self.device))
+        home, held = self._homes[uploads[0].job.sections], None if rows is None else rows.to(self.device)
+        new, sums, finite = self._exchange.average(share, label_axis, held, home)
         drift: dict[Fraction, list[float]] = {}
         for upload in uploads:
             mine = drift.setdefault(upload.job.capacity, [0.0, 0.0, 0.0])
