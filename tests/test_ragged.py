@@ -84,13 +84,21 @@ def training(engine: str, settings: list[str], **options: Any) -> Training:
     return made
 
 
+def tensors_of(made: Training) -> dict[str, Tensor]:
+    """What clients train: the model, or every column."""
+    state = made.server.state
+    return {
+        f"{part}:{name}": t for part in state if part.startswith((MODEL, "column")) for name, t in state[part].items()
+    }
+
+
 def changes(made: Training, rounds: int = 1) -> dict[str, Tensor]:
-    before = {name: tensor.clone() for name, tensor in made.server.state[MODEL].items()}
+    before = {name: tensor.clone() for name, tensor in tensors_of(made).items()}
     for _ in range(rounds):
         row = made.run_round()
         assert row["dropped"] == {}
         assert row["clients"] == len(made.server.fleet.members(row["round"]))
-    new = made.server.state[MODEL]
+    new = tensors_of(made)
     return {name: new[name] - before[name] for name in before if before[name].is_floating_point()}
 
 
