@@ -25,7 +25,7 @@ import torch
 
 from fedrolex import Classification, Recipe, Run, prepare
 from fedrolex.data.where import data_folder
-from fedrolex.recipes.recipe import find_recipe
+from fedrolex.recipes import find_recipe
 from fedrolex.runs.side_by_side import Job, side_by_side
 from fedrolex.tasks.partition import Partition
 

@@ -13,6 +13,7 @@ from fedrolex.cli.coverage import coverage_command
 from fedrolex.cli.data import data_app
 from fedrolex.cli.evaluate import evaluate_command
 from fedrolex.cli.listing import list_command, show_command
+from fedrolex.cli.paper import paper_command
 from fedrolex.cli.runs import compare_command, runs_command
 from fedrolex.cli.slice import slice_command
 from fedrolex.cli.train import resume_command, train_command
@@ -30,6 +31,7 @@ app.command("show")(show_command)
 app.command("slice")(slice_command)
 app.command("coverage")(coverage_command)
 app.command("costs")(costs_command)
+app.command("paper")(paper_command)
 app.add_typer(data_app)
 
 

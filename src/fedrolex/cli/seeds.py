@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from fedrolex.core import FedrolexError
+
 SETTINGS = ("seed", "rounds")  # numbers of a summary that are no results
 
 
@@ -35,3 +37,14 @@ def number(value: Any, form: str, unit: float = 1) -> str:
     """A number, or mean ± standard deviation, in a format and a unit; nothing for None."""
     both = value.values() if isinstance(value, Mapping) else [value]
     return " ± ".join(format(each / unit, form) for each in both if each is not None)
+
+
+def read_seeds(text: str) -> list[int]:
+    """Seeds as ``--seeds`` takes them, each once."""
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise FedrolexError(f"--seeds {text!r} is not a list of numbers: give e.g. 1,2,3") from None
+    if len(set(found)) != len(found):
+        raise FedrolexError(f"--seeds {text!r} names a seed twice")
+    return found

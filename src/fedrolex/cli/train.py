@@ -16,7 +16,7 @@ from fedrolex.cli.console import console, remark
 from fedrolex.cli.options import AsJson, DataFolder, Settings
 from fedrolex.cli.progress import shown
 from fedrolex.cli.results import draw, show_results, verdict
-from fedrolex.cli.seeds import over_seeds
+from fedrolex.cli.seeds import over_seeds, read_seeds
 from fedrolex.core import ENGINES, FedrolexError
 from fedrolex.recipes import Recipe, find_recipe
 from fedrolex.runs import Run, Training, prepare
@@ -82,7 +82,7 @@ def train_command(
     for plan in (plan for group in groups for plan in group):
         Run.refuse(plan.folder)
     if seeds is not None:
-        groups = [_by_seed(group, _seeds(seeds)) for group in groups]
+        groups = [_by_seed(group, read_seeds(seeds)) for group in groups]
     if at_once > 1:
         os.environ.setdefault(*QUEUES)
     every = [plan for group in groups for plan in group]
@@ -94,7 +94,7 @@ def train_command(
                 Run.create(each.folder, each.recipe)
         return Run.open(plan.folder)
 
-    _report(groups, _train_all(every, at_once, as_json, _created if seeds is None else created), as_json)
+    _report(groups, train_all(every, at_once, as_json, _created if seeds is None else created), as_json)
 
 
 def resume_command(
@@ -125,7 +125,7 @@ def resume_command(
             found.change(plan.recipe)
         return found
 
-    _report([plans], _train_all(plans, 1, as_json, resumed), as_json)
+    _report([plans], train_all(plans, 1, as_json, resumed), as_json)
 
 
 def _created(plan: Planned) -> Run:
@@ -190,16 +190,6 @@ def _by_seed(plans: Sequence[Planned], seeds: Sequence[int]) -> list[Planned]:
     ]
 
 
-def _seeds(text: str) -> list[int]:
-    try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise FedrolexError(f"--seeds {text!r} is not a list of numbers: give e.g. 1,2,3") from None
-    if len(set(found)) != len(found):
-        raise FedrolexError(f"--seeds {text!r} names a seed twice")
-    return found
-
-
 def together(plans: Sequence[Planned], at_once: int) -> Iterator[list[Planned]]:
     """Plans in groups that may be trained at once: of one precision, which is a switch of the whole process."""
     some: list[Planned] = []
@@ -214,7 +204,7 @@ def together(plans: Sequence[Planned], at_once: int) -> Iterator[list[Planned]]:
 # --- training ---
 
 
-def _train_all(
+def train_all(
     plans: Sequence[Planned], at_once: int, quiet: bool, opened: Callable[[Planned], Run]
 ) -> dict[Path, dict[str, Any]]:
     """Train all runs, so many at once; their summaries by folder."""

@@ -1,9 +1,10 @@
 """Recipes: runs described in full; the package's own are YAML files beside this one."""
 
+from fedrolex.recipes.find import find_recipe
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.images import ImagesRecipe
 from fedrolex.recipes.partition import PartitionRecipe
-from fedrolex.recipes.recipe import ClientRecipe, Recipe, alternatives, find_recipe, recipe_names
+from fedrolex.recipes.recipe import ClientRecipe, Recipe, alternatives, recipe_names
 from fedrolex.recipes.task import TaskRecipe
 from fedrolex.recipes.words import WordsRecipe
 

@@ -207,9 +207,6 @@ def recipe_names() -> list[str]:
     return sorted(file.stem for file in OWN.glob("*.yaml"))
 
 
-def find_recipe(name: str) -> Recipe:
-    """One of the package's own recipes by name, or one from a file."""
-    path = OWN / f"{name}.yaml" if name in recipe_names() else Path(name)
-    if not path.is_file():
-        raise FedrolexError(f"no recipe {name!r}: give a YAML file or one of {', '.join(recipe_names())}")
-    return Recipe.read(path)
+def own_recipe(name: str) -> Recipe:
+    """One of the package's own recipes."""
+    return Recipe.read(OWN / f"{name}.yaml")

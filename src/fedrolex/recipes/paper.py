@@ -1,0 +1,323 @@
+"""Every cell of the paper's tables and figures as a recipe, in three kinds and a variant.
+
+A cell is ``TABLE/SETUP/ROW``, such as ``overall/cifar10-high/fedrolex``: a row of one of the paper's tables or figures
+on one data set. ``fedrolex show TABLE/SETUP/ROW@KIND`` prints its recipe. The kinds:
+
+- ``printed``: what the paper's text and appendix say. Capacities belong to clients, norms are measured with statistics.
+- ``released``: what the authors' code executed: Adam and batches of 128 in the workers, the rate falls by 4, capacities
+  are drawn anew every round, norms take the statistics of test batches of 100, windows are rounded up, absent classes
+  have a score of 0, and Federated Dropout draws for every convolution apart.
+- ``tuned``: ours. A rate that works in 1000 rounds, images shifted into their mean colour, the rest as released where
+  the paper is silent (masks, class-wise averages, split). ``tuned-redrawn`` has capacities drawn anew every round.
+
+Beside the paper's rows stand those a practitioner would ask for: everyone at one width, only those who can hold it, and
+columns.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from fedrolex.core import FedrolexError, one_of
+from fedrolex.recipes.recipe import Recipe, own_recipe
+
+Kind = Literal["printed", "released", "tuned", "tuned-redrawn"]
+LENGTH = 1000  # rounds of a tuned run
+MISWIRED = "fedrolex.slicing.published:RandomMiswired"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A data set spread over clients.
+
+    Attributes:
+        recipe: the package's recipe that it starts from.
+        labels: how many a client holds.
+        lr, batch: as printed.
+        rounds, milestones: as printed, of methods that train parts.
+        plain_rounds, plain_milestones: as printed, where everyone trains the same model.
+    """
+
+    recipe: str
+    labels: int
+    lr: float
+    batch: int
+    rounds: int
+    milestones: tuple[int, ...]
+    plain_rounds: int
+    plain_milestones: tuple[int, ...]
+
+
+SETUPS = {
+    "cifar10-high": Setup("cifar10", 2, 2e-4, 10, 2500, (800, 1500), 1250, (500, 1000)),
+    "cifar10-low": Setup("cifar10", 5, 2e-4, 10, 2000, (800, 1250), 1500, (500, 1000)),
+    "cifar100-high": Setup("cifar100", 20, 1e-4, 24, 3500, (1000, 1500), 3500, (1000, 1500)),
+    "cifar100-low": Setup("cifar100", 50, 1e-4, 24, 3500, (1000, 1500), 3500, (1000, 1500)),
+}
+"""By name; high and low are the paper's words for how different clients' labels are."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What the paper prints, in per cent: the mean and the standard deviation of global accuracy, and of local."""
+
+    mean: float
+    std: float
+    local: float | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a table, or one point of a figure, on one data set.
+
+    Attributes:
+        table, setup, row: its name.
+        words: settings of the row.
+        printed: what the paper prints; None where it prints nothing, or draws a figure without numbers.
+        plain: everyone trains the same model, for which the appendix prints other rounds.
+        quoted: the paper quotes the number from another paper's set-up.
+        beside: a row that is not the paper's.
+    """
+
+    table: str
+    setup: str
+    row: str
+    words: tuple[str, ...]
+    printed: Printed | None = None
+    plain: bool = False
+    quoted: bool = False
+    beside: bool = False
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return f"{self.table}/{self.setup}/{self.row}"
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds it has: what the paper quotes was neither printed as a recipe nor released."""
+        return ("tuned",) if self.quoted else get_args(Kind)  # clients of distillation keep models of their size
+
+    def recipe(self, kind: Kind, scale: float = 1.0) -> Recipe:
+        """The recipe of the cell, its rounds and milestones multiplied by ``scale``."""
+        one_of("kind", kind, self.kinds)
+        setup = SETUPS[self.setup]
+        words = [*_kind_words(self, setup, kind), *_method_words(self.words, kind)]
+        return shorter(own_recipe(setup.recipe).with_settings(words), scale)
+
+
+def shorter(recipe: Recipe, scale: float) -> Recipe:
+    """The recipe with rounds, and the rounds at which something happens, multiplied by ``scale``."""
+    if scale == 1:
+        return recipe
+
+    def scaled(number: int) -> int:
+        return max(1, round(number * scale))
+
+    client = replace(recipe.client, milestones=[scaled(milestone) for milestone in recipe.client.milestones])
+    return replace(
+        recipe,
+        client=client,
+        rounds=scaled(recipe.rounds),
+        evaluate_every=scaled(recipe.evaluate_every),
+        checkpoint_every=scaled(recipe.checkpoint_every),
+    )
+
+
+def _kind_words(cell: Cell, setup: Setup, kind: Kind) -> list[str]:
+    """Settings of a kind on a data set."""
+    printed = (setup.plain_rounds, setup.plain_milestones) if cell.plain else (setup.rounds, setup.milestones)
+    rounds, milestones = (LENGTH, (LENGTH * 6 // 10, LENGTH * 17 // 20)) if "tuned" in kind else printed
+    words = [
+        f"rounds={rounds}", f"client.milestones={list(milestones)}", f"evaluate_every={rounds // 20}",
+        f"checkpoint_every={rounds // 10}", "callbacks=[]", f"task.partition.labels={setup.labels}",
+    ]  # fmt: skip
+    if kind == "printed":
+        words += [
+            f"client.lr={setup.lr}", f"client.batch={setup.batch}", "client.clip=null", "client.mask=none",
+            "task.partition.name=labels",
+        ]  # fmt: skip
+    elif kind == "released":
+        words += [
+            "client.optimizer=adam", "client.momentum=0.0", "client.lr=0.0002", "client.batch=128", "client.decay=0.25",
+            "fleet.redrawn=true", "evaluation.statistics=test-batch", "evaluation.batch=100",
+        ]  # fmt: skip
+    else:
+        words += ["task.padding=mean", "precision=bf16", f"fleet.redrawn={str(kind == 'tuned-redrawn').lower()}"]
+    return words
+
+
+def _method_words(words: Sequence[str], kind: Kind) -> list[str]:
+    """Settings of a method in a kind: what the published code averages apart, and how it rounds and draws."""
+    name = next(word for word in words if word.startswith("method=")).removeprefix("method=")
+    if name in ("feddf", "dsfl", "fedet"):
+        return list(words)
+    found = [*words, f"method.rows={'false' if kind == 'printed' else 'true'}"]
+    if kind == "released" and name == "fed_dropout":
+        found[words.index("method=fed_dropout")] = "method=submodels"
+        found.append(f"method.scheme={MISWIRED}")
+    elif kind == "released" and name in ("fedrolex", "heterofl", "fedavg"):
+        found.append("method.rounding=ceil")
+    return found
+
+
+# --- rows ---
+
+PARTS = {"fedrolex": "fedrolex", "heterofl": "heterofl", "federated-dropout": "fed_dropout"}
+
+
+def _width(width: str) -> tuple[str, ...]:
+    return ("method=fedavg", f"method.width={width}")
+
+
+def _able(*widths: str) -> tuple[str, ...]:
+    """Only those who can hold them train these widths, each begun at its own."""
+    return ("method=columns", f"method.columns={list(widths)}")
+
+
+BESIDE = {
+    "columns": ("method=columns",),
+    "everyone-1-4": _width("1/4"),
+    "only-who-can-1-2": _able("1/2"),
+    "only-who-can-1-4": _able("1/4"),
+    "only-who-can-1-8": _able("1/8"),
+}
+"""What the same fleet could do without partial training, and columns."""
+
+OVERALL = {
+    "fedrolex": ("69.44 1.50 95.95", "84.45 0.36", "56.57 0.15 81.58", "58.73 0.33"),
+    "heterofl": ("63.90 2.74", "73.19 1.71", "52.38 0.80", "57.44 0.42"),
+    "federated-dropout": ("46.64 3.05", "76.20 2.53", "45.07 0.07", "46.40 0.21"),
+    "smallest": ("38.82 0.88 85.90", "46.86 0.54 66.02", "12.69 0.50 34.51", "19.70 0.34 33.22"),
+    "largest": ("75.74 0.42 95.54", "84.48 0.58 93.54", "60.89 0.60 81.99", "62.51 0.20 76.43"),
+    "feddf": ("73.81 0.42", "76.55 0.32", "31.87 0.46", "37.87 0.31"),
+    "ds-fl": ("65.27 0.53", "68.44 0.47", "29.12 0.51", "33.56 0.55"),
+    "fed-et": ("78.66 0.31", "81.13 0.28", "35.78 0.45", "41.58 0.36"),
+}
+"""Table 3: global accuracy on the four set-ups, mean and deviation; then local accuracy, where another table has it."""
+
+REAL_WORLD = {
+    "fedrolex": ("63.17 1.45 94.05", "80.14 0.52 91.03", "45.78 1.71 73.33", "48.44 0.51 66.31"),
+    "smallest": OVERALL["smallest"],
+    "largest": OVERALL["largest"],
+}
+WEIGHTING = {
+    "uniform": {"cifar10-high": "69.44 1.50 95.95", "cifar100-high": "56.57 0.15 81.58"},
+    "size": {"cifar10-high": "69.09 1.42 95.98", "cifar100-high": "56.99 0.27 81.23"},
+    "updates": {"cifar10-high": "68.83 0.89 96.01", "cifar100-high": "56.63 0.36 81.23"},
+    "hybrid": {"cifar10-high": "68.78 0.89 96.05", "cifar100-high": "56.71 0.20 81.49"},
+}
+PARTICIPATION = {
+    "fedrolex": {5: "57.90 2.72", 10: "69.44 1.50", 20: "71.85 1.22"},
+    "heterofl": {5: "48.43 1.78", 10: "63.90 2.74", 20: "65.07 2.17"},
+    "federated-dropout": {5: "42.06 1.29", 10: "46.64 3.05", 20: "55.20 4.64"},
+}
+RHO = [f"{tenth / 10:.1f}" for tenth in range(11)]
+GAMMA = (2, 4, 8, 16)
+OVERLAP = ("0", "1/4", "1/2", "3/4", "1")
+PUBLIC = {"cifar10": "cifar100", "cifar100": "cifar10"}
+
+
+def _printed(text: str) -> Printed:
+    return Printed(*map(float, text.split()))
+
+
+def _same_for_all(table: str, setup: str, row: str, text: str | None) -> Cell:
+    width = "1/16" if row == "smallest" else "1"
+    return Cell(table, setup, row, _width(width), None if text is None else _printed(text), plain=True)
+
+
+def _overall() -> Iterator[Cell]:
+    for row, texts in OVERALL.items():
+        for setup, text in zip(SETUPS, texts, strict=True):
+            if row in ("smallest", "largest"):
+                yield _same_for_all("overall", setup, row, text)
+            elif row in PARTS:
+                yield Cell("overall", setup, row, (f"method={PARTS[row]}",), _printed(text))
+            else:
+                method = row.replace("-", "")
+                public = f"task.public={PUBLIC[SETUPS[setup].recipe]}"
+                yield Cell("overall", setup, row, (f"method={method}", public), _printed(text), quoted=True)
+    for setup in SETUPS:
+        for row, words in BESIDE.items():
+            yield Cell("overall", setup, row, words, beside=True)
+
+
+def _rho() -> Iterator[Cell]:
+    for setup in SETUPS:
+        for rho in RHO:
+            yield Cell("rho", setup, f"fedrolex-{rho}", (f"fleet.capacities=rho:{rho}", "method=fedrolex"))
+
+
+def _gamma() -> Iterator[Cell]:
+    for setup in SETUPS:
+        for gamma in GAMMA:
+            fleet = f"fleet.capacities=gamma:{gamma}"
+            for row in ("fedrolex", "federated-dropout"):
+                yield Cell("gamma", setup, f"{row}-{gamma}", (fleet, f"method={PARTS[row]}"))
+            own, two = _able(f"1/{gamma}"), _able(f"1/{gamma}", f"1/{gamma}")
+            yield Cell("gamma", setup, f"own-size-{gamma}", (fleet, *own), beside=True)
+            yield Cell("gamma", setup, f"columns-{gamma}", (fleet, *two), beside=True)
+
+
+def _real_world() -> Iterator[Cell]:
+    for setup, text in zip(SETUPS, REAL_WORLD["fedrolex"], strict=True):
+        yield Cell("real-world", setup, "fedrolex", ("fleet.capacities=income", "method=fedrolex"), _printed(text))
+        for row, words in BESIDE.items():
+            yield Cell("real-world", setup, row, ("fleet.capacities=income", *words), beside=True)
+    for row in ("smallest", "largest"):
+        for setup, text in zip(SETUPS, REAL_WORLD[row], strict=True):
+            yield _same_for_all("real-world", setup, row, text)
+
+
+def _weighting() -> Iterator[Cell]:
+    for weighting, by_setup in WEIGHTING.items():
+        for setup, text in by_setup.items():
+            words = ("method=fedrolex", f"method.weighting={weighting}")
+            yield Cell("weighting", setup, weighting, words, _printed(text))
+
+
+def _overlap() -> Iterator[Cell]:
+    for setup in SETUPS:
+        for r in OVERLAP:
+            yield Cell("overlap", setup, r.replace("/", "-"), ("method=fedrolex", f"method.overlap={r}"))
+
+
+def _participation() -> Iterator[Cell]:
+    for row, by_cohort in PARTICIPATION.items():
+        for cohort, text in by_cohort.items():
+            words = (f"fleet.cohort={cohort}", f"method={PARTS[row]}")
+            yield Cell("participation", "cifar10-high", f"{row}-{cohort}", words, _printed(text))
+
+
+TABLES = {
+    "overall": _overall, "rho": _rho, "gamma": _gamma, "real-world": _real_world, "weighting": _weighting,
+    "overlap": _overlap, "participation": _participation,
+}  # fmt: skip
+"""What makes the cells of every table and figure that is trained, by name."""
+
+
+def cells(table: str) -> list[Cell]:
+    """The cells of a table or figure."""
+    one_of("table", table, list(TABLES))
+    return list(TABLES[table]())
+
+
+def find_cell(name: str) -> Cell:
+    """A cell by its name, ``TABLE/SETUP/ROW``."""
+    table, _, rest = name.partition("/")
+    found = cells(table)
+    for cell in found:
+        if cell.name == name:
+            return cell
+    names = [cell.name for cell in found if cell.setup == rest.partition("/")[0]] or [cell.name for cell in found]
+    raise FedrolexError(
+        f"no cell {name!r} in {table}: there are {', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+    )
+
+
+def cell_recipe(name: str) -> Recipe:
+    """The recipe of ``TABLE/SETUP/ROW@KIND``."""
+    cell, _, kind = name.partition("@")
+    one_of("kind", kind, get_args(Kind))
+    return find_cell(cell).recipe(kind)  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""Columns: which there are, who trains which, and what they say together."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import sqrt
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from methods_shared import SMALL, copied, small, states
+from told import told
+
+from fedrolex.clients.messages import MODEL
+from fedrolex.methods import Columns
+from fedrolex.methods.own_width import at_own_width
+from fedrolex.models.preresnet import Plan, PreResNet
+from fedrolex.recipes.recipe import Recipe
+from fedrolex.rounds.fleet import Fleet, Member
+from fedrolex.runs.training import Training
+from fedrolex.slicing import Static, trace
+
+HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
+
+
+def made(*words: str) -> Training:
+    return small("method=columns", *words)
+
+
+def method_of(training: Training) -> Columns:
+    assert isinstance(training.method, Columns)
+    return training.method
+
+
+# --- which columns there are ---
+
+
+@pytest.mark.parametrize(
+    ("levels", "scale", "given", "wanted"),
+    [
+        (["1", "1/2", "1/4"], 1, (), ["1/2", "1/4"]),
+        (["1/8", "1", "1/2"], 1, (), ["1/2", "1/8"]),
+        (["1", "1/2"], 1, (), ["1/2", "1/2"]),
+        (["1"], 1, (), ["1"]),
+        (["1/4"], 4, (), ["1", "1"]),
+        (["1/2", "1/4"], 2, (), ["1/2", "1/2"]),
+        (["1", "1/2", "1/4"], 1, ("1/4", "1/2", "1/4"), ["1/2", "1/4", "1/4"]),
+    ],
+)
+def test_the_rule_and_what_is_asked_for(
+    levels: list[str], scale: int, given: tuple[str, ...], wanted: list[str]
+) -> None:
+    fleet = Fleet(clients=10, cohort=5, capacities=levels)
+    assert Columns(columns=given).widths(fleet, scale) == [Fraction(each) for each in wanted]
+
+
+def test_a_column_that_nobody_can_hold_is_refused() -> None:
+    recipe = Recipe().with_settings(SMALL)
+    said = told(lambda: recipe.with_settings(["method=columns", 'fleet.capacities=["1/2"]', "method.columns=[1]"]))
+    assert "method.columns has a width of 1: the largest device holds 1/2" in said
+    assert "2/0" in told(lambda: recipe.with_settings(["method=columns", 'method.columns=["2/0"]']))
+
+
+# --- who trains which ---
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    widths=st.lists(st.sampled_from(["1", "1/2", "1/3", "1/4", "1/8"]), min_size=1, max_size=5),
+    capacity=st.sampled_from(["1", "1/2", "1/3", "1/4", "1/8"]),
+    client=st.integers(0, 9),
+    round=st.integers(0, 50),
+)
+def test_nobody_trains_more_than_its_capacity(widths: list[str], capacity: str, client: int, round: int) -> None:
+    training, method = TRAINING, Columns(columns=widths)
+    axes, scheme = training.server.main.axes, Static()
+    found = method.trained_by(training.server, Member(client, Fraction(capacity)), round)
+
+    def size(width: Fraction) -> int:
+        return axes.parameters(scheme.window(axes, round=0, capacity=width, client=0))
+
+    sizes = [size(each) for each in method.widths(training.server.fleet, 1)]
+    left = size(Fraction(capacity)) - sum(sizes[column] for column in found)
+    assert left >= 0
+    assert all(sizes[column] > left for column in range(len(sizes)) if column not in found), "what fits is trained"
+
+
+TRAINING = made('fleet.capacities=["1", "1/2", "1/4"]')
+
+
+def test_the_largest_train_all_and_the_others_their_own() -> None:
+    method, server = method_of(TRAINING), TRAINING.server
+    by_capacity = {c: method.trained_by(server, Member(0, c), 0) for c in (Fraction(1), HALF, QUARTER)}
+    assert by_capacity == {Fraction(1): [0, 1], HALF: [0], QUARTER: [1]}
+    assert method.trained_by(server, Member(0, Fraction(1, 8)), 0) == []
+
+
+def test_columns_of_one_width_take_turns() -> None:
+    training = made('fleet.capacities=["1/2"]', 'method.columns=["1/2", "1/2", "1/2"]')
+    chosen = [method_of(training).trained_by(training.server, Member(3, HALF), round) for round in range(60)]
+    assert all(len(each) == 1 for each in chosen)
+    assert all(10 <= chosen.count([column]) <= 30 for column in range(3))
+
+
+def test_a_client_is_asked_for_its_columns_and_sends_no_more_than_those() -> None:
+    training = made('fleet.capacities=["1", "1/2", "1/4"]')
+    server = training.server
+    jobs = training.method.jobs(server, 0)
+    members = {member.client: member.capacity for member in server.fleet.members(0)}
+    assert {job.client for job in jobs} == set(members)
+    for client, capacity in members.items():
+        mine = [job for job in jobs if job.client == client]
+        assert sum(server.bytes(job) for job in mine) <= 4 * server.main.axes.parameters(capacity)
+        assert len({job.sections for job in mine}) == len({job.name for job in mine}) == len(mine)
+    row = training.run_round()
+    assert row["clients"] == len(members)
+    assert row["bytes_up"] == sum(server.bytes(job) for job in jobs)
+
+
+# --- reductions ---
+
+
+def test_one_column_of_the_whole_model_is_fedavg() -> None:
+    words = ('fleet.capacities=["1"]', "method.rows=true")
+    one, other = states(made(*words)), states(small("method=fedavg", *words))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_round_changes_the_columns_that_were_trained_and_no_others() -> None:
+    training = made('fleet.capacities=["1/2", "1/4"]', "fleet.cohort=1", 'method.columns=["1/2", "1/4"]')
+    server, seen = training.server, set()
+    assert not torch.equal(server.state[MODEL]["head.weight"], server.state["column1"]["head.weight"])
+    for round in range(6):
+        before, asked = copied(training), {job.sections[0] for job in training.method.jobs(server, round)}
+        training.run_round()
+        changed = {
+            section
+            for section in before
+            if any(not torch.equal(t, server.state[section][n]) for n, t in before[section].items())
+        }
+        assert changed == asked
+        seen |= asked
+    assert seen == {MODEL, "column1"}
+
+
+# --- what comes of it ---
+
+
+def test_the_row_gives_the_mean_of_its_columns_and_each_device_its_own() -> None:
+    training = made('fleet.capacities=["1", "1/2", "1/4"]')
+    states(training)
+    method, server = method_of(training), training.server
+    x = server.task.example()
+    row = method.judged(server).eval()
+    columns = [method.submodel(server, capacity) for capacity in (HALF, QUARTER)]
+    assert all(column is not None for column in columns)
+    scores = [column.eval()(x) for column in columns if column is not None]
+    torch.testing.assert_close(row(x), (scores[0] + scores[1]) / 2)
+    assert method.submodel(server, Fraction(1, 8)) is None
+
+
+def test_a_server_larger_than_every_client_holds_no_larger_network() -> None:
+    training = made('fleet.capacities=["1"]', "fleet.server_scale=4")
+    assert method_of(training).widths(training.server.fleet, 4) == [1, 1]
+    whole = sum(p.numel() for p in training.server.task.build(1).parameters())
+    assert training.server.parameters == whole
+    states(training)
+    assert sum(p.numel() for p in training.method.judged(training.server).parameters()) == 2 * whole
+
+
+def test_weights_are_as_if_drawn_at_the_width_they_are_used_at() -> None:
+    model = PreResNet(Plan(width=16, size=8))
+    axes = trace(model, model.slicing_example())
+    window = Static().window(axes, round=0, capacity=QUARTER, client=0)
+    state = axes.state(model)
+    found, before = axes.take(at_own_width(axes, state, window), window), axes.take(state, window)
+    inner = "stages.0.0.conv1.weight"
+    torch.testing.assert_close(found[inner], before[inner] * 2)
+    assert 1 / sqrt(16 * 9) < float(found[inner].abs().max()) <= 1 / sqrt(4 * 9)
+    for same in ("stem.weight", "norm.weight", "head.bias"):
+        assert torch.equal(found[same], before[same]), "of these, all inputs are left"
+    torch.testing.assert_close(found["head.weight"], before["head.weight"] * 2)

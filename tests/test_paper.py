@@ -1,0 +1,175 @@
+"""Every cell of the paper is a recipe; cells are trained once, go on where they were stopped, and are collected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from told import told
+from typer.testing import CliRunner
+
+from fedrolex.cli.app import app
+from fedrolex.methods import FedAvg, FedRolex, SubModels
+from fedrolex.recipes import find_recipe
+from fedrolex.recipes.images import ImagesRecipe
+from fedrolex.recipes.paper import SETUPS, TABLES, Kind, cells, find_cell
+from fedrolex.recipes.recipe import Recipe
+from fedrolex.runs import Run
+
+SMALL = [
+    "task.data=digits", "task.model=convnet", "task.width=4", "task.limit=300", "fleet.clients=20", "fleet.cohort=2",
+    "precision=fp32", "device=cpu", "engine=loop",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_cell_is_a_recipe_of_every_kind(table: str) -> None:
+    every = cells(table)
+    assert len({cell.name for cell in every}) == len(every)
+    assert {cell.setup for cell in every} <= set(SETUPS)
+    for cell in every[:: 1 if table == "overall" else 3]:
+        for kind in cell.kinds:
+            recipe = cell.recipe(kind)
+            assert recipe.fleet.redrawn == (kind in ("released", "tuned-redrawn")), cell.name
+
+
+def test_what_the_kinds_are() -> None:
+    name = "overall/cifar10-high/fedrolex"
+    printed, released, tuned = (find_recipe(f"{name}@{kind}") for kind in ("printed", "released", "tuned"))
+    assert isinstance(printed.task, ImagesRecipe)
+    assert isinstance(printed.method, FedRolex)
+    assert (printed.rounds, printed.client.milestones, printed.client.decay) == (2500, (800, 1500), 0.1)
+    assert (printed.client.optimizer, printed.client.lr, printed.client.batch) == ("sgd", 2e-4, 10)
+    assert (printed.client.clip, printed.client.mask, printed.method.rows) == (None, "none", False)
+    assert (printed.task.partition.name, printed.evaluation.statistics) == ("labels", "recalibrated")
+    assert isinstance(released.method, FedRolex)
+    assert (released.client.optimizer, released.client.batch, released.client.decay) == ("adam", 128, 0.25)
+    assert (released.evaluation.statistics, released.evaluation.batch) == ("test-batch", 100)
+    assert (released.method.rounding, released.client.mask, released.method.rows) == ("ceil", "zero", True)
+    assert isinstance(tuned.task, ImagesRecipe)
+    assert (tuned.rounds, tuned.client.lr, tuned.task.padding) == (1000, 0.02, "mean")
+    dropout = find_recipe("overall/cifar10-high/federated-dropout@released").method
+    assert isinstance(dropout, SubModels)
+    assert dropout.scheme.endswith("RandomMiswired")
+    largest = find_recipe("overall/cifar10-high/largest@printed")
+    assert isinstance(largest.method, FedAvg)
+    assert (largest.rounds, largest.client.milestones, largest.method.width) == (1250, (500, 1000), "1")
+
+
+def test_what_the_paper_prints_stands_beside() -> None:
+    printed = {cell.row: cell.printed for cell in cells("overall") if cell.setup == "cifar10-high"}
+    assert printed["fedrolex"] is not None
+    assert (printed["fedrolex"].mean, printed["fedrolex"].std, printed["fedrolex"].local) == (69.44, 1.5, 95.95)
+    assert printed["columns"] is None
+    assert [cell.row for cell in cells("overall") if cell.quoted and cell.setup == "cifar10-low"] == [
+        "feddf",
+        "ds-fl",
+        "fed-et",
+    ]
+
+
+def test_a_scaled_cell_has_fewer_rounds_and_the_same_shape() -> None:
+    cell = find_cell("overall/cifar10-high/fedrolex")
+    recipe = cell.recipe("printed", 0.01)
+    assert (recipe.rounds, recipe.client.milestones) == (25, [8, 15])
+    assert cell.recipe("printed") == find_recipe(f"{cell.name}@printed")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("overall/cifar10-high/fedrolx@tuned", "no cell 'overall/cifar10-high/fedrolx'"),
+        ("overal/cifar10-high/fedrolex@tuned", "overal"),
+        ("overall/cifar10-high/fedrolex@tunde", "tunde"),
+        ("overall/cifar10-high/ds-fl@released", "released"),
+    ],
+)
+def test_names_that_are_not(name: str, said: str) -> None:
+    assert said in told(lambda: find_recipe(name))
+
+
+# --- the command ---
+
+
+def paper(folder: Path, *words: str, settings: list[str] = SMALL) -> Any:
+    every = [word for setting in settings for word in ("--set", setting)]
+    places = ["--runs", str(folder / "runs"), "--out", str(folder / "out")]
+    return CliRunner().invoke(app, ["paper", *words, *places, *every])
+
+
+def test_cells_are_trained_once_and_collected_over_seeds(tmp_path: Path) -> None:
+    words = ("rho", "--scale", "0.002", "--cell", "cifar10-high/fedrolex-0.2", "--seeds")
+    first = paper(tmp_path, *words, "1", "--json")
+    assert first.exit_code == 0, first.output
+    (run,) = (tmp_path / "runs").rglob("summary.json")
+    before = run.stat().st_mtime_ns
+    second = paper(tmp_path, *words, "1,2", "--json")
+    assert second.exit_code == 0, second.output
+    found = json.loads(second.stdout)
+    assert run.stat().st_mtime_ns == before, "what is done is not trained again"
+    (cell,) = (each for each in found["cells"] if each["seeds"])
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("summary.json")]
+    values = sorted(100 * summary["global_accuracy"] for summary in summaries)
+    assert (cell["row"], cell["seeds"], cell["rounds"]) == ("fedrolex-0.2", [1, 2], 2)
+    assert cell["global"]["mean"] == pytest.approx(sum(values) / 2)
+    assert cell["global"]["std"] == pytest.approx((values[1] - values[0]) / 2**0.5)
+    written = sorted(path.suffix for path in (tmp_path / "out").iterdir())
+    assert written == [".json", ".md", ".png"]
+    assert "--scale 0.002" in found["command"]
+    assert "x0.002-changed-" in found["label"]
+
+
+def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    words = ("overall", "--scale", "0.002", "--cell", "cifar10-high/columns", "--json")
+    assert paper(tmp_path, *words).exit_code == 0
+    (whole,) = (path.parent for path in (tmp_path / "runs").rglob("summary.json"))
+    rows = Run.open(whole).rows()
+    (whole / "summary.json").unlink()
+    again = paper(tmp_path, *words)
+    assert again.exit_code == 0, again.output
+    assert (whole / "summary.json").is_file()
+    assert Run.open(whole).rows() == rows
+
+
+def test_changed_settings_are_kept_apart_and_said(tmp_path: Path) -> None:
+    words = ("overall", "--scale", "0.001", "--cell", "cifar10-high/fedrolex")
+    assert paper(tmp_path, *words).exit_code == 0
+    other = paper(tmp_path, *words, settings=[*SMALL, "client.lr=0.5"])
+    assert other.exit_code == 0, other.output
+    assert "client.lr=0.5" in other.output
+    assert len(list((tmp_path / "runs" / "overall").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["overal"], "overal"),
+        (["overall", "--kind", "tund"], "tund"),
+        (["overall", "--scale", "0"], "--scale is 0.0"),
+        (["overall", "--cell", "cifar10"], "--cell 'cifar10' is not in overall"),
+        (["overall", "--cell", "cifar10-high/ds-fl", "--kind", "released"], "there is only --kind tuned"),
+        (["overall", "--seeds", "1,x"], "not a list of numbers"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+    done = paper(tmp_path, *words)
+    assert said in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_names_every_cell(tmp_path: Path) -> None:
+    done = paper(tmp_path, "gamma", "--list", "--json", settings=[])
+    assert [each["cell"] for each in json.loads(done.stdout)] == [cell.name for cell in cells("gamma")]
+    assert not list(tmp_path.iterdir())
+
+
+def test_costs_and_lemmas_need_no_training(tmp_path: Path) -> None:
+    assert "2.9781232" in paper(tmp_path, "costs", settings=[]).output
+    assert "Lemmas 1 and 2" in paper(tmp_path, "lemmas", settings=[]).output
+
+
+def test_kinds_are_those_that_the_documentation_names() -> None:
+    assert get_args(Kind) == ("printed", "released", "tuned", "tuned-redrawn")
+    assert Recipe().with_settings(["method=fedrolex", "method.weighting=hybrid"]).method.weighting == "hybrid"  # type: ignore[attr-defined]
