@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import sqrt
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods_shared import SMALL, copied, small, states
+from safetensors.torch import load_file
 from told import told
+from torch import Tensor, nn
 
+from fedrolex import load, prepare, train
 from fedrolex.clients.messages import MODEL
 from fedrolex.methods import Columns
 from fedrolex.methods.own_width import at_own_width
+from fedrolex.models import ColumnModel
 from fedrolex.models.preresnet import Plan, PreResNet
 from fedrolex.recipes.recipe import Recipe
 from fedrolex.rounds.fleet import Fleet, Member
+from fedrolex.runs import Run
 from fedrolex.runs.training import Training
 from fedrolex.slicing import Static, trace
 
@@ -181,3 +187,71 @@ def test_weights_are_as_if_drawn_at_the_width_they_are_used_at() -> None:
     for same in ("stem.weight", "norm.weight", "head.bias"):
         assert torch.equal(found[same], before[same]), "of these, all inputs are left"
     torch.testing.assert_close(found["head.weight"], before["head.weight"] * 2)
+
+
+# --- classes that some columns have never seen ---
+
+
+class Says(nn.Module):
+    """Always the same scores."""
+
+    def __init__(self, *scores: float) -> None:
+        super().__init__()
+        self.register_buffer("scores", torch.tensor(scores))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One row for every example."""
+        found: Tensor = self.scores  # type: ignore[assignment]
+        return found.expand(len(x), -1)
+
+
+def answer(columns: list[Says], seen: list[list[int]] | None) -> Tensor:
+    known = None if seen is None else torch.tensor(seen).bool()
+    found: Tensor = ColumnModel(columns, known)(torch.zeros(1, 2))[0]
+    return found
+
+
+def test_columns_that_have_seen_every_class_decide_how_likely_a_rare_one_is() -> None:
+    wise, other = Says(1.0, 0.0, 2.0), Says(0.0, 3.0, 50.0)
+    found = answer([wise, other], [[1, 1, 1], [1, 1, 0]]).exp()
+    rare = torch.tensor([1.0, 0.0, 2.0]).softmax(0)[2]
+    common = torch.tensor([0.5, 1.5]).softmax(0) * (1 - rare)
+    torch.testing.assert_close(found, torch.cat([common, rare[None]]))
+
+
+def test_where_all_have_seen_all_scores_are_averaged() -> None:
+    columns = [Says(1.0, 0.0, 2.0), Says(0.0, 3.0, 4.0)]
+    mean = torch.tensor([0.5, 1.5, 3.0])
+    assert torch.equal(answer(columns, [[1, 1, 1], [1, 1, 1]]), mean)
+    assert torch.equal(answer(columns, None), mean)
+    assert torch.equal(answer(columns, [[1, 1, 0], [1, 1, 0]]), mean), "nobody has seen the last one"
+
+
+def test_where_nobody_has_seen_all_a_class_is_for_those_who_have_seen_it() -> None:
+    found = answer([Says(1.0, 0.0, 9.0), Says(9.0, 3.0, 4.0)], [[1, 1, 0], [0, 1, 1]])
+    assert torch.equal(found, torch.tensor([1.0, 1.5, 4.0]))
+
+
+def test_what_columns_have_seen_is_kept_with_the_run(tmp_path: Path) -> None:
+    words = [*SMALL, "method=columns", "method.rows=true", "rounds=2", "task.partition={name: labels, labels: 2}"]
+    recipe = Recipe(device="cpu").with_settings([*words, 'fleet.capacities=["1", "1/2", "1/4"]'])
+    done = train(recipe, out=tmp_path / "run")
+    labels = [set(), set()]  # type: list[set[int]]
+    other = prepare(recipe)
+    for round in range(2):
+        for job in other.method.jobs(other.server, round):
+            labels[int(job.name)] |= set(other.server.task.labels(other.server.task.client(job.client)).tolist())
+    seen = (
+        Run.open(tmp_path / "run").recipe() and load_file(tmp_path / "run" / "checkpoint.safetensors")["seen:classes"]
+    )
+    assert [set(row.nonzero().flatten().tolist()) for row in seen] == labels
+    x = other.server.task.inputs(other.server.task.client(0).x[:5])
+    torch.testing.assert_close(load(tmp_path / "run")(x), done.model(x))
+
+
+def test_a_model_of_one_size_may_begin_at_its_own_width() -> None:
+    cut, own = (small("method=fedavg", "method.width=1/2", f"method.own_width={own}") for own in ("false", "true"))
+    before, after = (made.server.state[MODEL] for made in (cut, own))
+    factor = {name: float(after[name].norm() / before[name].norm()) for name in before if before[name].norm() > 0}
+    assert factor["conv1.weight"] == pytest.approx(1)
+    assert factor["conv2.weight"] == pytest.approx(sqrt(2))

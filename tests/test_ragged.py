@@ -141,7 +141,7 @@ def ragged(made: Training) -> bool:
         ("task.model=convnet", "PreResNets"),
         ("task.norm=group", "static norms"),
         ("method=fedprox", "has its own before, pull"),
-        ("method.norms=per_capacity", "different tensors"),
+        ("method.norms=per_capacity", "tensors of several sections"),
         ("method=fjord", "has its own"),
         ("deadline=5", "deadline"),
     ],

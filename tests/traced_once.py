@@ -28,7 +28,9 @@ def traced_once(model: nn.Module, example: Any, hints: Hints | None = None, *, w
 
 def kind(model: nn.Module, example: Any) -> Hashable | None:
     """All that a trace depends on; None where that is not known: code of a test, hooks, settings that are objects."""
-    if not isinstance(example, Tensor):
+    if not (isinstance(model, nn.Module) and isinstance(example, Tensor)):
+        return None
+    if any(tensor._backward_hooks for tensor in model.parameters()):
         return None
     parts: list[Hashable] = []
     for name, part in model.named_modules():

@@ -256,8 +256,8 @@ def _draw(path: Path, shelf: Shelf, found: dict[str, Any]) -> None:
             mine = [row for row in done if row["setup"] == setup]
             lines: dict[str, list[tuple[float, dict[str, Any]]]] = {}
             for row in mine:
-                line, _, at = ("", "", row["row"]) if shelf.table == "overlap" else row["row"].rpartition("-")
-                lines.setdefault(line or "fedrolex", []).append((_place(at), row["global"]))
+                line, _, at = row["row"].rpartition("-")
+                lines.setdefault(line, []).append((float(at), row["global"]))
             for colour, (line, points) in zip(COLOURS, lines.items(), strict=False):
                 places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
                 means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
@@ -265,12 +265,6 @@ def _draw(path: Path, shelf: Shelf, found: dict[str, Any]) -> None:
             side.set(xlabel=CURVES[shelf.table], ylabel="global accuracy, %")
             side.set_title(f"{setup}, {shelf.label}", loc="left", fontsize=10)
             side.legend(frameon=False, fontsize=8)
-
-
-def _place(text: str) -> float:
-    """Where a row of a figure lies: ``0.3``, ``16``, or ``3-4`` for a fraction."""
-    top, _, bottom = text.partition("-")
-    return float(top) / float(bottom or 1)
 
 
 def _list(screen: Console, shelf: Shelf, chosen: Sequence[Cell], as_json: bool) -> None:

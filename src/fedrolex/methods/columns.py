@@ -12,16 +12,18 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from fedrolex.clients import MODEL, Job, LocalTraining, Network
+from fedrolex.clients import MODEL, Job, LocalTraining, Network, Upload
 from fedrolex.core import FedrolexError, words
 from fedrolex.methods.averaging import find_label_axis
 from fedrolex.methods.needs import Needs
-from fedrolex.methods.own_width import at_own_width
+from fedrolex.methods.own_width import at_own_width, begin_at_own_width
 from fedrolex.methods.settings import Weighted
 from fedrolex.methods.setup import Setup
 from fedrolex.models import ColumnModel
-from fedrolex.rounds import Fleet, Member, Server, State
+from fedrolex.rounds import Fleet, Member, Round, Server, State
 from fedrolex.slicing import Static, Window, exact
+
+SEEN = "seen"  # the section that says which classes every column has seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,8 @@ class Columns(Weighted):
     Attributes:
         columns: their widths, as parts of the task's model. None given: one for every capacity below the largest,
             which trains them all; two, where that would be a single one and the server's model is larger than that.
-        rows: average a class's part of a column's output layer over the clients that hold the class only. They must
-            say which they hold.
+        rows: average a class's part of a column's output layer over the clients that hold the class only, and let
+            columns answer for the classes they have seen. Clients must say which classes they hold.
     """
 
     columns: Sequence[str] = ()
@@ -65,13 +67,12 @@ class Columns(Weighted):
     def networks(self, setup: Setup) -> dict[str, Network]:
         """The task's model, of which every column is a part; its own weights are the first column's."""
         network = setup.network(lambda: setup.task.build(1), "weights")
-        axes, width = network.axes, self.widths(setup.fleet, setup.scale)[0]
-        window = Static().window(axes, round=0, capacity=width, client=0)
-        axes.load(network.module, at_own_width(axes, axes.state(network.module), window))
+        width = self.widths(setup.fleet, setup.scale)[0]
+        begin_at_own_width(network, Static().window(network.axes, round=0, capacity=width, client=0))
         return {MODEL: network}
 
     def begin(self, server: Server) -> State:
-        """The other columns, with random weights of their own."""
+        """The other columns, with random weights of their own, and the classes that columns have seen."""
         axes, widths, state = server.main.axes, self._widths(server), {}
         for column, width in list(enumerate(widths))[1:]:
             with torch.random.fork_rng(devices=[]):
@@ -79,6 +80,8 @@ class Columns(Weighted):
                 drawn = axes.state(server.task.build(1))
             drawn = {name: tensor.to(server.device) for name, tensor in drawn.items()}
             state[_section(column)] = at_own_width(axes, drawn, self._window(server, width))
+        if self.rows:
+            state[SEEN] = {"classes": torch.zeros(len(widths), server.task.classes, device=server.device)}
         return state
 
     def label_axis(self, server: Server) -> str | None:
@@ -114,6 +117,18 @@ class Columns(Weighted):
                 room -= size
         return sorted(found)
 
+    def take(self, round: Round, upload: Upload) -> None:
+        """Average the answer, and note the classes that its column has seen now."""
+        super().take(round, upload)
+        if self.rows:
+            seen = round.notes.setdefault(SEEN, round.state[SEEN]["classes"].clone())
+            seen[int(upload.job.name), list(upload.labels or ())] = 1
+
+    def finish(self, round: Round) -> State:
+        """The averages of the columns."""
+        new = super().finish(round)
+        return {**new, SEEN: {"classes": round.notes[SEEN]}} if SEEN in round.notes else new
+
     # --- what comes of it ---
 
     def judged(self, server: Server) -> nn.Module:
@@ -128,7 +143,8 @@ class Columns(Weighted):
     def _row(self, server: Server, columns: Sequence[int]) -> nn.Module:
         widths, axes = self._widths(server), server.main.axes
         modules = [axes.cut(server.loaded(_section(each)), self._window(server, widths[each])) for each in columns]
-        return ColumnModel(modules).to(server.device)
+        seen = server.state[SEEN]["classes"][list(columns)].bool() if self.rows else None
+        return ColumnModel(modules, seen).to(server.device)
 
     def _widths(self, server: Server) -> list[Fraction]:
         return self.widths(server.fleet, server.scale)

@@ -7,10 +7,11 @@ from torch import nn
 
 from fedrolex.clients import MODEL, LocalTraining, Network
 from fedrolex.core import FedrolexError
+from fedrolex.methods.own_width import begin_at_own_width
 from fedrolex.methods.settings import FirstNodes
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Fleet, Member, Server
-from fedrolex.slicing import exact
+from fedrolex.slicing import Static, exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +21,13 @@ class OneSize(FirstNodes):
     Attributes:
         width: what everyone trains, as a part of the task's model; null is the smallest capacity of the fleet.
         able_only: only clients that can hold ``width`` take part.
+        own_width: begin with weights as if drawn at ``width``, as whoever trains a model of that size would; otherwise
+            with a part of the whole model's weights, which are too small for it.
     """
 
     width: str | None = None
     able_only: bool = False
+    own_width: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,8 +47,12 @@ class OneSize(FirstNodes):
 
     def networks(self, setup: Setup) -> dict[str, Network]:
         """The server's model; at full width it need not be one that can be cut."""
-        whole = self.capacity(setup.fleet, setup.scale) == 1
-        return {MODEL: setup.network(lambda: setup.task.build(setup.scale), "weights", whole=whole)}
+        width = self.capacity(setup.fleet, setup.scale)
+        network = setup.network(lambda: setup.task.build(setup.scale), "weights", whole=width == 1)
+        if self.own_width:
+            scheme = Static(rounding=self.rounding)
+            begin_at_own_width(network, scheme.window(network.axes, round=0, capacity=width, client=0))
+        return {MODEL: network}
 
     def sizes(self, server: Server) -> list[Fraction]:
         """One."""

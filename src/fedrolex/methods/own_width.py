@@ -8,7 +8,7 @@ from math import prod, sqrt
 
 from torch import Tensor
 
-from fedrolex.clients import Tensors
+from fedrolex.clients import Network, Tensors
 from fedrolex.slicing import Axes, Window
 
 
@@ -22,3 +22,9 @@ def at_own_width(axes: Axes, whole: Tensors, window: Window) -> dict[str, Tensor
             full, own = (prod(shape[dim] for dim in layout.reads) for shape in (tensor.shape, axes.shape(name, widths)))
             tensor *= sqrt(full / own)
     return found
+
+
+def begin_at_own_width(network: Network, window: Window) -> None:
+    """Make the window's part of a network as if drawn at the window's widths, in place."""
+    axes, module = network.axes, network.module
+    axes.load(module, at_own_width(axes, axes.state(module), window))

@@ -1,4 +1,4 @@
-"""A row of models whose scores are averaged."""
+"""A row of models that answer together."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,40 @@ from torch import Tensor, nn
 class ColumnModel(nn.Module):
     """Models side by side that share nothing but their input; every score is the mean of theirs.
 
+    Where some columns have never seen some classes, the others answer in two stages. Columns that have seen every class
+    say how likely it is one of those (*rare*) classes, and which; all columns share out what is left among the common
+    classes. Scores are then logarithms of probabilities. Where no column has seen every class, a class's score is the
+    mean over those that have seen it.
+
     Args:
         columns: the models; all take the same input and give scores of one shape.
+        seen: which classes each column was trained on, bool ``(columns, classes)``; None is all.
     """
 
-    def __init__(self, columns: Sequence[nn.Module]) -> None:
+    seen: Tensor | None
+
+    def __init__(self, columns: Sequence[nn.Module], seen: Tensor | None = None) -> None:
         super().__init__()
         self.columns = nn.ModuleList(columns)
+        told = seen is not None and bool((seen.any(0) & ~seen.all(0)).any())
+        self.register_buffer("seen", seen if told else None)
+        self._known = seen is not None and bool(seen.all(1).any())
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores, of the shape of a column's."""
-        return torch.stack([column(x) for column in self.columns]).mean(0)
+        scores = torch.stack([column(x) for column in self.columns])
+        if self.seen is None:
+            return scores.mean(0)
+        common = self.seen.all(0)
+        if not self._known:
+            counted = self.seen.view(len(self.seen), *(1,) * (scores.dim() - 2), -1).to(scores)
+            return (scores * counted).sum(0) / counted.sum(0).clamp(min=1)
+        wise, every = scores[self.seen.all(1)].mean(0), scores.mean(0)
+        likely = wise.log_softmax(-1)
+        rare, usual = (likely.masked_fill(out, -torch.inf).logsumexp(-1, True) for out in (common, ~common))
+        return torch.where(common, usual + _among(every, common), rare + _among(wise, ~common))
+
+
+def _among(scores: Tensor, these: Tensor) -> Tensor:
+    """Logarithms of the probabilities of some classes, if it is one of them."""
+    return scores - scores.masked_fill(~these, -torch.inf).logsumexp(-1, True)

@@ -14,7 +14,7 @@ Beside the paper's rows stand those a practitioner would ask for: everyone at on
 columns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -22,8 +22,9 @@ from fedrolex.core import FedrolexError, one_of
 from fedrolex.recipes.recipe import Recipe, own_recipe
 
 Kind = Literal["printed", "released", "tuned", "tuned-redrawn"]
+Words = Mapping[Kind, tuple[str, ...]]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 LENGTH = 1000  # rounds of a tuned run
-MISWIRED = "fedrolex.slicing.published:RandomMiswired"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Cell:
 
     Attributes:
         table, setup, row: its name.
-        words: settings of the row.
+        words: settings of the row in every kind that it has.
         printed: what the paper prints; None where it prints nothing, or draws a figure without numbers.
         plain: everyone trains the same model, for which the appendix prints other rounds.
         quoted: the paper quotes the number from another paper's set-up.
@@ -82,7 +83,7 @@ class Cell:
     table: str
     setup: str
     row: str
-    words: tuple[str, ...]
+    words: Words
     printed: Printed | None = None
     plain: bool = False
     quoted: bool = False
@@ -95,14 +96,14 @@ class Cell:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds it has: what the paper quotes was neither printed as a recipe nor released."""
-        return ("tuned",) if self.quoted else get_args(Kind)  # clients of distillation keep models of their size
+        """The kinds it has; what the paper quotes from another one has only ours."""
+        return tuple(self.words)
 
     def recipe(self, kind: Kind, scale: float = 1.0) -> Recipe:
         """The recipe of the cell, its rounds and milestones multiplied by ``scale``."""
         one_of("kind", kind, self.kinds)
         setup = SETUPS[self.setup]
-        words = [*_kind_words(self, setup, kind), *_method_words(self.words, kind)]
+        words = [*_kind_words(self, setup, kind), *self.words[kind]]
         return shorter(own_recipe(setup.recipe).with_settings(words), scale)
 
 
@@ -147,36 +148,42 @@ def _kind_words(cell: Cell, setup: Setup, kind: Kind) -> list[str]:
     return words
 
 
-def _method_words(words: Sequence[str], kind: Kind) -> list[str]:
-    """Settings of a method in a kind: what the published code averages apart, and how it rounds and draws."""
-    name = next(word for word in words if word.startswith("method=")).removeprefix("method=")
-    if name in ("feddf", "dsfl", "fedet"):
-        return list(words)
-    found = [*words, f"method.rows={'false' if kind == 'printed' else 'true'}"]
-    if kind == "released" and name == "fed_dropout":
-        found[words.index("method=fed_dropout")] = "method=submodels"
-        found.append(f"method.scheme={MISWIRED}")
-    elif kind == "released" and name in ("fedrolex", "heterofl", "fedavg"):
-        found.append("method.rounding=ceil")
-    return found
-
-
 # --- rows ---
 
-PARTS = {"fedrolex": "fedrolex", "heterofl": "heterofl", "federated-dropout": "fed_dropout"}
+
+def _words(*words: str, released: Sequence[str] = ()) -> Words:
+    """Settings of a method that averages weights: the paper does not say that classes are averaged apart."""
+    found: dict[Kind, tuple[str, ...]] = dict.fromkeys(KINDS, (*words, "method.rows=true"))
+    return {**found, "printed": (*words, "method.rows=false"), "released": (*words, "method.rows=true", *released)}
 
 
-def _width(width: str) -> tuple[str, ...]:
-    return ("method=fedavg", f"method.width={width}")
+def _with(more: str, words: Words) -> Words:
+    return {kind: (more, *each) for kind, each in words.items()}
 
 
-def _able(*widths: str) -> tuple[str, ...]:
+UP = ("method.rounding=ceil",)
+DROPOUT = _words("method=fed_dropout")
+MISWIRED = _words("method=submodels", "method.scheme=fedrolex.slicing.published:RandomMiswired")
+PARTS: dict[str, Words] = {
+    "fedrolex": _words("method=fedrolex", released=UP),
+    "heterofl": _words("method=heterofl", released=UP),
+    "federated-dropout": {**DROPOUT, "released": MISWIRED["released"]},
+}
+DISTILLED = {"feddf": "feddf", "ds-fl": "dsfl", "fed-et": "fedet"}
+
+
+def _width(width: str) -> Words:
+    """Everyone trains this width, begun at its own."""
+    return _words("method=fedavg", f"method.width={width}", "method.own_width=true", released=UP)
+
+
+def _able(*widths: str) -> Words:
     """Only those who can hold them train these widths, each begun at its own."""
-    return ("method=columns", f"method.columns={list(widths)}")
+    return _words("method=columns", f"method.columns={list(widths)}")
 
 
-BESIDE = {
-    "columns": ("method=columns",),
+BESIDE: dict[str, Words] = {
+    "columns": _words("method=columns"),
     "everyone-1-4": _width("1/4"),
     "only-who-can-1-2": _able("1/2"),
     "only-who-can-1-4": _able("1/4"),
@@ -214,7 +221,8 @@ PARTICIPATION = {
 }
 RHO = [f"{tenth / 10:.1f}" for tenth in range(11)]
 GAMMA = (2, 4, 8, 16)
-OVERLAP = ("0", "1/4", "1/2", "3/4", "1")
+OVERLAP = ("0", "0.25", "0.5", "0.75", "1")
+SAME = {"smallest": "1/16", "largest": "1"}
 PUBLIC = {"cifar10": "cifar100", "cifar100": "cifar10"}
 
 
@@ -222,23 +230,16 @@ def _printed(text: str) -> Printed:
     return Printed(*map(float, text.split()))
 
 
-def _same_for_all(table: str, setup: str, row: str, text: str | None) -> Cell:
-    width = "1/16" if row == "smallest" else "1"
-    return Cell(table, setup, row, _width(width), None if text is None else _printed(text), plain=True)
-
-
 def _overall() -> Iterator[Cell]:
-    for row, texts in OVERALL.items():
-        for setup, text in zip(SETUPS, texts, strict=True):
-            if row in ("smallest", "largest"):
-                yield _same_for_all("overall", setup, row, text)
-            elif row in PARTS:
-                yield Cell("overall", setup, row, (f"method={PARTS[row]}",), _printed(text))
-            else:
-                method = row.replace("-", "")
-                public = f"task.public={PUBLIC[SETUPS[setup].recipe]}"
-                yield Cell("overall", setup, row, (f"method={method}", public), _printed(text), quoted=True)
-    for setup in SETUPS:
+    for setup, texts in zip(SETUPS, zip(*OVERALL.values(), strict=True), strict=True):
+        printed = dict(zip(OVERALL, map(_printed, texts), strict=True))
+        for row, words in PARTS.items():
+            yield Cell("overall", setup, row, words, printed[row])
+        for row, width in SAME.items():
+            yield Cell("overall", setup, row, _width(width), printed[row], plain=True)
+        for row, method in DISTILLED.items():
+            public = f"task.public={PUBLIC[SETUPS[setup].recipe]}"
+            yield Cell("overall", setup, row, {"tuned": (f"method={method}", public)}, printed[row], quoted=True)
         for row, words in BESIDE.items():
             yield Cell("overall", setup, row, words, beside=True)
 
@@ -246,47 +247,48 @@ def _overall() -> Iterator[Cell]:
 def _rho() -> Iterator[Cell]:
     for setup in SETUPS:
         for rho in RHO:
-            yield Cell("rho", setup, f"fedrolex-{rho}", (f"fleet.capacities=rho:{rho}", "method=fedrolex"))
+            yield Cell("rho", setup, f"fedrolex-{rho}", _with(f"fleet.capacities=rho:{rho}", PARTS["fedrolex"]))
 
 
 def _gamma() -> Iterator[Cell]:
     for setup in SETUPS:
         for gamma in GAMMA:
-            fleet = f"fleet.capacities=gamma:{gamma}"
+            fleet, size = f"fleet.capacities=gamma:{gamma}", f"1/{gamma}"
             for row in ("fedrolex", "federated-dropout"):
-                yield Cell("gamma", setup, f"{row}-{gamma}", (fleet, f"method={PARTS[row]}"))
-            own, two = _able(f"1/{gamma}"), _able(f"1/{gamma}", f"1/{gamma}")
-            yield Cell("gamma", setup, f"own-size-{gamma}", (fleet, *own), beside=True)
-            yield Cell("gamma", setup, f"columns-{gamma}", (fleet, *two), beside=True)
+                yield Cell("gamma", setup, f"{row}-{gamma}", _with(fleet, PARTS[row]))
+            yield Cell("gamma", setup, f"own-size-{gamma}", _with(fleet, _able(size)), beside=True)
+            yield Cell("gamma", setup, f"columns-{gamma}", _with(fleet, _able(size, size)), beside=True)
 
 
 def _real_world() -> Iterator[Cell]:
-    for setup, text in zip(SETUPS, REAL_WORLD["fedrolex"], strict=True):
-        yield Cell("real-world", setup, "fedrolex", ("fleet.capacities=income", "method=fedrolex"), _printed(text))
+    income = "fleet.capacities=income"
+    for setup, texts in zip(SETUPS, zip(*REAL_WORLD.values(), strict=True), strict=True):
+        printed = dict(zip(REAL_WORLD, map(_printed, texts), strict=True))
+        yield Cell("real-world", setup, "fedrolex", _with(income, PARTS["fedrolex"]), printed["fedrolex"])
+        for row, width in SAME.items():
+            yield Cell("real-world", setup, row, _with(income, _width(width)), printed[row], plain=True)
         for row, words in BESIDE.items():
-            yield Cell("real-world", setup, row, ("fleet.capacities=income", *words), beside=True)
-    for row in ("smallest", "largest"):
-        for setup, text in zip(SETUPS, REAL_WORLD[row], strict=True):
-            yield _same_for_all("real-world", setup, row, text)
+            yield Cell("real-world", setup, row, _with(income, words), beside=True)
 
 
 def _weighting() -> Iterator[Cell]:
     for weighting, by_setup in WEIGHTING.items():
+        words = _words("method=fedrolex", f"method.weighting={weighting}", released=UP)
         for setup, text in by_setup.items():
-            words = ("method=fedrolex", f"method.weighting={weighting}")
             yield Cell("weighting", setup, weighting, words, _printed(text))
 
 
 def _overlap() -> Iterator[Cell]:
     for setup in SETUPS:
         for r in OVERLAP:
-            yield Cell("overlap", setup, r.replace("/", "-"), ("method=fedrolex", f"method.overlap={r}"))
+            words = _words("method=fedrolex", f"method.overlap={r}", released=UP)
+            yield Cell("overlap", setup, f"fedrolex-{r}", words)
 
 
 def _participation() -> Iterator[Cell]:
     for row, by_cohort in PARTICIPATION.items():
         for cohort, text in by_cohort.items():
-            words = (f"fleet.cohort={cohort}", f"method={PARTS[row]}")
+            words = _with(f"fleet.cohort={cohort}", PARTS[row])
             yield Cell("participation", "cifar10-high", f"{row}-{cohort}", words, _printed(text))
 
 
