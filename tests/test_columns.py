@@ -23,7 +23,6 @@ from fedrolex.models import ColumnModel
 from fedrolex.models.preresnet import Plan, PreResNet
 from fedrolex.recipes.recipe import Recipe
 from fedrolex.rounds.fleet import Fleet, Member
-from fedrolex.runs import Run
 from fedrolex.runs.training import Training
 from fedrolex.slicing import Static, trace
 
@@ -236,14 +235,12 @@ def test_what_columns_have_seen_is_kept_with_the_run(tmp_path: Path) -> None:
     words = [*SMALL, "method=columns", "method.rows=true", "rounds=2", "task.partition={name: labels, labels: 2}"]
     recipe = Recipe(device="cpu").with_settings([*words, 'fleet.capacities=["1", "1/2", "1/4"]'])
     done = train(recipe, out=tmp_path / "run")
-    labels = [set(), set()]  # type: list[set[int]]
+    labels: list[set[int]] = [set(), set()]
     other = prepare(recipe)
     for round in range(2):
         for job in other.method.jobs(other.server, round):
             labels[int(job.name)] |= set(other.server.task.labels(other.server.task.client(job.client)).tolist())
-    seen = (
-        Run.open(tmp_path / "run").recipe() and load_file(tmp_path / "run" / "checkpoint.safetensors")["seen:classes"]
-    )
+    seen = load_file(tmp_path / "run" / "checkpoint.safetensors")["seen:classes"]
     assert [set(row.nonzero().flatten().tolist()) for row in seen] == labels
     x = other.server.task.inputs(other.server.task.client(0).x[:5])
     torch.testing.assert_close(load(tmp_path / "run")(x), done.model(x))
