@@ -185,14 +185,14 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
     """What a recipe's fleet could do without partial training, by what it is: every result stands beside these.
 
     Everyone trains the smallest model; only the devices that can hold the middle size train that; and the
-    bound no such fleet reaches, everyone training the largest.
+    bound no such fleet reaches, everyone training the largest. Each begins as a model of its size does.
     """
     levels = sorted((exact(c) for c in recipe.fleet.capacities), reverse=True)
     smallest, middle, largest = levels[-1], levels[len(levels) // 2], levels[0]
     task = recipe.task.plain(recipe.method.wants())
 
     def homogeneous(width: object, *, able_only: bool = False) -> Recipe:
-        method = carried(recipe.method, FedAvg, width=str(width), able_only=able_only)
+        method = carried(recipe.method, FedAvg, width=str(width), able_only=able_only, own_width=True)
         return replace(recipe, task=task, method=method, compare=False)
 
     return {
