@@ -58,6 +58,31 @@ def test_what_the_kinds_are() -> None:
     assert (largest.rounds, largest.client.milestones, largest.method.width) == (1250, (500, 1000), "1")
 
 
+@pytest.mark.parametrize(
+    ("name", "rounds", "milestones"),
+    [
+        ("rho/cifar10-high/fedrolex-0.2", 1250, (500, 1000)),
+        ("rho/cifar10-low/fedrolex-0.3", 1500, (700, 1200)),
+        ("rho/cifar10-high/fedrolex-0.7", 1500, (700, 1200)),
+        ("rho/cifar10-high/fedrolex-0.8", 1250, (500, 1000)),
+        ("rho/cifar100-high/fedrolex-0.5", 2000, (1000, 1500)),
+        ("gamma/cifar10-high/fedrolex-4", 1500, (800, 1200)),
+        ("gamma/cifar100-low/columns-16", 1500, (800, 1200)),
+        ("real-world/cifar10-low/fedrolex", 2000, (800, 1250)),
+        ("overall/cifar10-low/smallest", 1500, (500, 1000)),
+        ("overall/cifar100-low/largest", 3500, (1000, 1500)),
+    ],
+)
+def test_every_table_has_the_schedule_that_is_printed_for_it(
+    name: str, rounds: int, milestones: tuple[int, ...]
+) -> None:
+    for kind in ("printed", "released"):
+        recipe = find_recipe(f"{name}@{kind}")
+        assert (recipe.rounds, recipe.client.milestones) == (rounds, milestones)
+        assert recipe.evaluate_every == rounds // 20
+    assert find_recipe(f"{name}@tuned").rounds == 1000
+
+
 def test_what_the_paper_prints_stands_beside() -> None:
     printed = {cell.row: cell.printed for cell in cells("overall") if cell.setup == "cifar10-high"}
     assert printed["fedrolex"] is not None
@@ -142,6 +167,49 @@ def test_changed_settings_are_kept_apart_and_said(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs" / "overall").iterdir())) == 2
 
 
+def test_what_is_measured_otherwise_is_kept_apart(tmp_path: Path) -> None:
+    words = ("overall", "--scale", "0.001", "--cell", "cifar10-high/fedrolex")
+    for more in ([], ["evaluation.statistics=test-batch"], ["evaluate_every=1"]):
+        done = paper(tmp_path, *words, settings=[*SMALL, *more])
+        assert done.exit_code == 0, done.output
+    runs = [Run.open(path.parent) for path in (tmp_path / "runs").rglob("recipe.yaml")]
+    assert sorted(run.recipe().evaluation.statistics for run in runs) == ["recalibrated", "test-batch"]
+
+
+def test_runs_of_another_recipe_are_left_out_and_named(tmp_path: Path) -> None:
+    words = ("rho", "--scale", "0.001", "--json", "--cell")
+    assert paper(tmp_path, *words, "cifar10-high/fedrolex-0.2").exit_code == 0
+    (run,) = (path.parent for path in (tmp_path / "runs").rglob("recipe.yaml"))
+    recipe = Run.open(run).recipe()
+    for changed, other in (
+        ("client.lr", recipe.with_settings(["client.lr=0.7"])),
+        ("evaluation", recipe.with_settings(["evaluation.statistics=test-batch"])),
+    ):
+        other.write(run / "recipe.yaml")
+        done = paper(tmp_path, *words, "cifar10-high/fedrolex-0.3")
+        assert done.exit_code == 0, done.output
+        assert [each["row"] for each in json.loads(done.stdout)["cells"] if each["seeds"]] == ["fedrolex-0.3"]
+        said = f"{run} is a run of another recipe ({changed})"
+        assert f"left out: {said}" in done.stderr
+        assert said in str(paper(tmp_path, *words, "cifar10-high/fedrolex-0.2").exception)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rounds": 1}', '{"rounds": 1, "seed": 1, "global_accuracy": 0.5}'])
+def test_a_damaged_summary_is_left_out_and_written_again(tmp_path: Path, text: str) -> None:
+    words = ("overall", "--scale", "0.001", "--cell", "cifar10-high/fedrolex", "--json")
+    first = paper(tmp_path, *words)
+    (path,) = (tmp_path / "runs").rglob("summary.json")
+    path.write_text(text)
+    assert [each["seeds_done"] for each in json.loads(paper(tmp_path, *words, "--list").stdout)] == [[]]
+    again = paper(tmp_path, *words)
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+
+
+def test_the_list_says_what_was_changed(tmp_path: Path) -> None:
+    found = json.loads(paper(tmp_path, "participation", "--list", "--json", settings=["rounds=7"]).stdout)
+    assert {each["rounds"] for each in found} == {7}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -168,6 +236,7 @@ def test_the_list_names_every_cell(tmp_path: Path) -> None:
 def test_costs_and_lemmas_need_no_training(tmp_path: Path) -> None:
     assert "2.9781232" in paper(tmp_path, "costs", settings=[]).output
     assert "Lemmas 1 and 2" in paper(tmp_path, "lemmas", settings=[]).output
+    assert len(json.loads(paper(tmp_path, "lemmas", "--json", settings=[]).stdout)["lemmas"]) == 20
 
 
 def test_kinds_are_those_that_the_documentation_names() -> None:

@@ -3,9 +3,9 @@
 import json
 import platform
 import re
+import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
 from statistics import mean, stdev
@@ -26,12 +26,18 @@ from fedrolex.cli.train import Planned, train_all
 from fedrolex.core import FedrolexError, one_of
 from fedrolex.core.version import VERSION
 from fedrolex.recipes.paper import TABLES, Cell, Kind, cells
-from fedrolex.recipes.recipe import FREE
+from fedrolex.recipes.recipe import FREE, Recipe
 from fedrolex.runs import Run
 from fedrolex.runs.standing import standing
 
 UNTRAINED = ("costs", "lemmas")
 TRIALS = 2000
+UNCOUNTED = frozenset(FREE) - {"weights", "evaluation"}
+"""Keys of a recipe that change no result."""
+
+COLLECTED = frozenset({"global_accuracy", "local_accuracy_masked", "rounds", "bytes"})
+"""What the summary of a finished run has at least."""
+
 CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "server's width over the clients', γ",
           "overlap": "overlap of consecutive windows, r"}  # fmt: skip
 
@@ -56,21 +62,31 @@ class Shelf:
     def label(self) -> str:
         """The kind, and whether rounds were shortened or settings changed: such results stay apart."""
         scaled = "" if self.scale == 1 else f"-x{self.scale:g}"
-        counting = sorted(word for word in self.settings if re.split(r"[=.]", word)[0] not in FREE)
+        counting = sorted(word for word in self.settings if re.split(r"[=.]", word)[0] not in UNCOUNTED)
         return f"{self.kind}{scaled}" + (f"-changed-{crc32(repr(counting).encode()):08x}" if counting else "")
 
     def folder(self, cell: Cell) -> Path:
         """Of a cell's runs, one a seed."""
         return self.runs / self.table / self.label / cell.setup / cell.row
 
+    def recipe(self, cell: Cell) -> Recipe:
+        """Of a cell's runs, but for the seed."""
+        return cell.recipe(self.kind, self.scale).with_settings(self.settings).with_whole_paths()
+
     def finished(self, cell: Cell) -> list[dict[str, Any]]:
-        """The summaries of a cell's runs that have done all their rounds, by seed."""
-        found = []
+        """The summaries of a cell's runs that have done all their rounds, by seed; those of other recipes are named."""
+        found = {}
         for path in self.folder(cell).glob("seed-*/summary.json"):
-            with suppress(OSError, ValueError):
-                if standing(Run.open(path.parent))["state"] == "finished":
-                    found.append(json.loads(path.read_text()))
-        return sorted(found, key=lambda summary: int(summary["seed"]))
+            try:
+                run = Run.open(path.parent)
+                seed = run.recipe().seed
+                summary = _summary(run, replace(self.recipe(cell), seed=seed))
+            except FedrolexError as error:
+                print(f"left out: {error}", file=sys.stderr)
+                continue
+            if summary is not None:
+                found[seed] = {**summary, "seed": seed}
+        return [found[seed] for seed in sorted(found)]
 
 
 def paper_command(
@@ -95,7 +111,11 @@ def paper_command(
         costs_command("cifar10", as_json=as_json)
         return
     if what == "lemmas":
-        show_lemmas(console(), lemma_rows(INDICES, TIMES, TRIALS, 0), TRIALS)
+        rows = lemma_rows(INDICES, TIMES, TRIALS, 0)
+        if as_json:
+            typer.echo(json.dumps({"lemmas": [asdict(row) for row in rows]}, indent=1))
+        else:
+            show_lemmas(console(), rows, TRIALS)
         return
     one_of("--kind", kind, get_args(Kind))
     if not 0 < scale <= 1:
@@ -142,8 +162,7 @@ def _is_asked(cell: Cell, word: str) -> bool:
 
 def _plans(shelf: Shelf, cell: Cell, seeds: Sequence[int], data: str | None) -> list[Planned]:
     """A run a seed."""
-    recipe = cell.recipe(shelf.kind, shelf.scale).with_settings(shelf.settings)
-    recipe = replace(recipe, data=data and str(Path(data).absolute())).with_whole_paths()
+    recipe = replace(shelf.recipe(cell), data=data and str(Path(data).absolute()))
     folders = [shelf.folder(cell) / f"seed-{seed}" for seed in seeds]
     label = f"{cell.setup}/{cell.row}"
     return [
@@ -156,9 +175,20 @@ def _is_finished(plan: Planned) -> bool:
     """Whether a run is there and done; a run of another recipe is refused."""
     if not (plan.folder / "recipe.yaml").exists():
         return False
-    run = Run.open(plan.folder)
-    run.check(plan.recipe)
-    return bool(standing(run)["state"] == "finished")
+    return _summary(Run.open(plan.folder), plan.recipe) is not None
+
+
+def _summary(run: Run, recipe: Recipe) -> dict[str, Any] | None:
+    """What a run of a recipe said in the end, None where it is not done; a run of another recipe is refused."""
+    there = run.recipe()
+    mine, theirs = ({key: each.encode()[key] for key in ("rounds", "evaluation")} for each in (recipe, there))
+    changed = next((key for key in mine if mine[key] != theirs[key]), None) or recipe.differs_from(there)
+    if changed is not None:
+        raise FedrolexError(f"{run.folder} is a run of another recipe ({changed}): move it away, or give other --runs")
+    if standing(run)["state"] != "finished":
+        return None
+    found: dict[str, Any] = json.loads((run.folder / "summary.json").read_text())
+    return found if found.keys() >= COLLECTED else None
 
 
 def _opened(plan: Planned) -> Run:
@@ -271,7 +301,7 @@ def _list(screen: Console, shelf: Shelf, chosen: Sequence[Cell], as_json: bool) 
     """Every cell, whether it was run, and what it would cost."""
     found: list[dict[str, Any]] = []
     for cell in chosen:
-        recipe = cell.recipe(shelf.kind, shelf.scale)
+        recipe = shelf.recipe(cell)
         seeds = [summary["seed"] for summary in shelf.finished(cell)]
         found.append({"cell": cell.name, "rounds": recipe.rounds, "clients_a_round": recipe.fleet.cohort,
                       "batch": recipe.client.batch, "seeds_done": seeds, "beside": cell.beside})  # fmt: skip

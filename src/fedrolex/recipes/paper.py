@@ -24,7 +24,18 @@ from fedrolex.recipes.recipe import Recipe, own_recipe
 Kind = Literal["printed", "released", "tuned", "tuned-redrawn"]
 Words = Mapping[Kind, tuple[str, ...]]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-LENGTH = 1000  # rounds of a tuned run
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The length of a run, and the rounds at which its rate falls."""
+
+    rounds: int
+    milestones: tuple[int, ...]
+
+
+TUNED = Schedule(1000, (600, 850))
+"""Of a tuned run."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +46,24 @@ class Setup:
         recipe: the package's recipe that it starts from.
         labels: how many a client holds.
         lr, batch: as printed.
-        rounds, milestones: as printed, of methods that train parts.
-        plain_rounds, plain_milestones: as printed, where everyone trains the same model.
+        parts: as printed, of methods that train parts.
+        plain: as printed, where everyone trains the same model.
     """
 
     recipe: str
     labels: int
     lr: float
     batch: int
-    rounds: int
-    milestones: tuple[int, ...]
-    plain_rounds: int
-    plain_milestones: tuple[int, ...]
+    parts: Schedule
+    plain: Schedule
 
 
+LONG = Schedule(3500, (1000, 1500))
 SETUPS = {
-    "cifar10-high": Setup("cifar10", 2, 2e-4, 10, 2500, (800, 1500), 1250, (500, 1000)),
-    "cifar10-low": Setup("cifar10", 5, 2e-4, 10, 2000, (800, 1250), 1500, (500, 1000)),
-    "cifar100-high": Setup("cifar100", 20, 1e-4, 24, 3500, (1000, 1500), 3500, (1000, 1500)),
-    "cifar100-low": Setup("cifar100", 50, 1e-4, 24, 3500, (1000, 1500), 3500, (1000, 1500)),
+    "cifar10-high": Setup("cifar10", 2, 2e-4, 10, Schedule(2500, (800, 1500)), Schedule(1250, (500, 1000))),
+    "cifar10-low": Setup("cifar10", 5, 2e-4, 10, Schedule(2000, (800, 1250)), Schedule(1500, (500, 1000))),
+    "cifar100-high": Setup("cifar100", 20, 1e-4, 24, LONG, LONG),
+    "cifar100-low": Setup("cifar100", 50, 1e-4, 24, LONG, LONG),
 }
 """By name; high and low are the paper's words for how different clients' labels are."""
 
@@ -75,7 +85,7 @@ class Cell:
         table, setup, row: its name.
         words: settings of the row in every kind that it has.
         printed: what the paper prints; None where it prints nothing, or draws a figure without numbers.
-        plain: everyone trains the same model, for which the appendix prints other rounds.
+        schedule: as the appendix prints it for the cell; None is the set-up's, of methods that train parts.
         quoted: the paper quotes the number from another paper's set-up.
         beside: a row that is not the paper's.
     """
@@ -85,7 +95,7 @@ class Cell:
     row: str
     words: Words
     printed: Printed | None = None
-    plain: bool = False
+    schedule: Schedule | None = None
     quoted: bool = False
     beside: bool = False
 
@@ -127,10 +137,10 @@ def shorter(recipe: Recipe, scale: float) -> Recipe:
 
 def _kind_words(cell: Cell, setup: Setup, kind: Kind) -> list[str]:
     """Settings of a kind on a data set."""
-    printed = (setup.plain_rounds, setup.plain_milestones) if cell.plain else (setup.rounds, setup.milestones)
-    rounds, milestones = (LENGTH, (LENGTH * 6 // 10, LENGTH * 17 // 20)) if "tuned" in kind else printed
+    schedule = TUNED if "tuned" in kind else cell.schedule or setup.parts
+    rounds = schedule.rounds
     words = [
-        f"rounds={rounds}", f"client.milestones={list(milestones)}", f"evaluate_every={rounds // 20}",
+        f"rounds={rounds}", f"client.milestones={list(schedule.milestones)}", f"evaluate_every={rounds // 20}",
         f"checkpoint_every={rounds // 10}", "callbacks=[]", f"task.partition.labels={setup.labels}",
     ]  # fmt: skip
     if kind == "printed":
@@ -206,8 +216,9 @@ OVERALL = {
 REAL_WORLD = {
     "fedrolex": ("63.17 1.45 94.05", "80.14 0.52 91.03", "45.78 1.71 73.33", "48.44 0.51 66.31"),
     "smallest": OVERALL["smallest"],
-    "largest": OVERALL["largest"],
+    "largest": ("75.74 0.41 95.54", *OVERALL["largest"][1:]),
 }
+"""Table 4."""
 WEIGHTING = {
     "uniform": {"cifar10-high": "69.44 1.50 95.95", "cifar100-high": "56.57 0.15 81.58"},
     "size": {"cifar10-high": "69.09 1.42 95.98", "cifar100-high": "56.99 0.27 81.23"},
@@ -220,7 +231,10 @@ PARTICIPATION = {
     "federated-dropout": {5: "42.06 1.29", 10: "46.64 3.05", 20: "55.20 4.64"},
 }
 RHO = [f"{tenth / 10:.1f}" for tenth in range(11)]
+RHO_SCHEDULES = {"cifar10": Schedule(1250, (500, 1000)), "cifar100": Schedule(2000, (1000, 1500))}
+RHO_MIDDLE = Schedule(1500, (700, 1200))  # CIFAR-10 between 0.3 and 0.7; for 0.5 nothing is printed
 GAMMA = (2, 4, 8, 16)
+GAMMA_SCHEDULE = Schedule(1500, (800, 1200))
 OVERLAP = ("0", "0.25", "0.5", "0.75", "1")
 SAME = {"smallest": "1/16", "largest": "1"}
 PUBLIC = {"cifar10": "cifar100", "cifar100": "cifar10"}
@@ -236,7 +250,7 @@ def _overall() -> Iterator[Cell]:
         for row, words in PARTS.items():
             yield Cell("overall", setup, row, words, printed[row])
         for row, width in SAME.items():
-            yield Cell("overall", setup, row, _width(width), printed[row], plain=True)
+            yield Cell("overall", setup, row, _width(width), printed[row], SETUPS[setup].plain)
         for row, method in DISTILLED.items():
             public = f"task.public={PUBLIC[SETUPS[setup].recipe]}"
             yield Cell("overall", setup, row, {"tuned": (f"method={method}", public)}, printed[row], quoted=True)
@@ -246,18 +260,25 @@ def _overall() -> Iterator[Cell]:
 
 def _rho() -> Iterator[Cell]:
     for setup in SETUPS:
+        data = SETUPS[setup].recipe
         for rho in RHO:
-            yield Cell("rho", setup, f"fedrolex-{rho}", _with(f"fleet.capacities=rho:{rho}", PARTS["fedrolex"]))
+            words = _with(f"fleet.capacities=rho:{rho}", PARTS["fedrolex"])
+            middle = data == "cifar10" and 0.3 <= float(rho) <= 0.7
+            schedule = RHO_MIDDLE if middle else RHO_SCHEDULES[data]
+            yield Cell("rho", setup, f"fedrolex-{rho}", words, schedule=schedule)
 
 
 def _gamma() -> Iterator[Cell]:
     for setup in SETUPS:
         for gamma in GAMMA:
             fleet, size = f"fleet.capacities=gamma:{gamma}", f"1/{gamma}"
-            for row in ("fedrolex", "federated-dropout"):
-                yield Cell("gamma", setup, f"{row}-{gamma}", _with(fleet, PARTS[row]))
-            yield Cell("gamma", setup, f"own-size-{gamma}", _with(fleet, _able(size)), beside=True)
-            yield Cell("gamma", setup, f"columns-{gamma}", _with(fleet, _able(size, size)), beside=True)
+            rows = {
+                "fedrolex": PARTS["fedrolex"], "federated-dropout": PARTS["federated-dropout"], "own-size": _able(size),
+                "columns": _able(size, size),
+            }  # fmt: skip
+            for row, words in rows.items():
+                beside = row not in PARTS
+                yield Cell("gamma", setup, f"{row}-{gamma}", _with(fleet, words), None, GAMMA_SCHEDULE, beside=beside)
 
 
 def _real_world() -> Iterator[Cell]:
@@ -266,7 +287,7 @@ def _real_world() -> Iterator[Cell]:
         printed = dict(zip(REAL_WORLD, map(_printed, texts), strict=True))
         yield Cell("real-world", setup, "fedrolex", _with(income, PARTS["fedrolex"]), printed["fedrolex"])
         for row, width in SAME.items():
-            yield Cell("real-world", setup, row, _with(income, _width(width)), printed[row], plain=True)
+            yield Cell("real-world", setup, row, _with(income, _width(width)), printed[row], SETUPS[setup].plain)
         for row, words in BESIDE.items():
             yield Cell("real-world", setup, row, _with(income, words), beside=True)
 
