@@ -48,6 +48,7 @@ def method_of(training: Training) -> Columns:
         (["1/8", "1", "1/2"], 1, (), ["1/2", "1/8"]),
         (["1", "1/2"], 1, (), ["1/2", "1/2"]),
         (["1"], 1, (), ["1"]),
+        (["1/2"], 1, (), ["1/2", "1/2"]),
         (["1/4"], 4, (), ["1", "1"]),
         (["1/2", "1/4"], 2, (), ["1/2", "1/2"]),
         (["1", "1/2", "1/4"], 1, ("1/4", "1/2", "1/4"), ["1/2", "1/4", "1/4"]),
@@ -229,6 +230,8 @@ def test_where_all_have_seen_all_scores_are_averaged() -> None:
 def test_where_nobody_has_seen_all_a_class_is_for_those_who_have_seen_it() -> None:
     found = answer([Says(1.0, 0.0, 9.0), Says(9.0, 3.0, 4.0)], [[1, 1, 0], [0, 1, 1]])
     assert torch.equal(found, torch.tensor([1.0, 1.5, 4.0]))
+    found = answer([Says(-1.0, -3.0, -9.0), Says(-9.0, -3.0, -7.0)], [[1, 0, 0], [0, 1, 0]])
+    assert torch.equal(found, torch.tensor([-1.0, -3.0, -8.0])), "nobody has seen the last one: all are heard"
 
 
 def test_what_columns_have_seen_is_kept_with_the_run(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Columns(Weighted):
             return sorted(map(exact, self.columns), reverse=True)
         levels = sorted({level * scale for level in fleet.levels}, reverse=True)
         widths = levels[1:] or levels
-        return widths * 2 if len(widths) == 1 and (len(levels) > 1 or scale > 1) else widths
+        return widths * 2 if len(widths) == 1 and widths[0] < scale else widths
 
     # --- before the first round ---
 

@@ -12,7 +12,7 @@ class ColumnModel(nn.Module):
     Where some columns have never seen some classes, the others answer in two stages. Columns that have seen every class
     say how likely it is one of those (*rare*) classes, and which; all columns share out what is left among the common
     classes. Scores are then logarithms of probabilities. Where no column has seen every class, a class's score is the
-    mean over those that have seen it.
+    mean over those that have seen it, or over all where none has.
 
     Args:
         columns: the models; all take the same input and give scores of one shape.
@@ -35,8 +35,9 @@ class ColumnModel(nn.Module):
             return scores.mean(0)
         common = self.seen.all(0)
         if not self._known:
-            counted = self.seen.view(len(self.seen), *(1,) * (scores.dim() - 2), -1).to(scores)
-            return (scores * counted).sum(0) / counted.sum(0).clamp(min=1)
+            heard = self.seen | ~self.seen.any(0)
+            counted = heard.view(len(heard), *(1,) * (scores.dim() - 2), -1).to(scores)
+            return (scores * counted).sum(0) / counted.sum(0)
         wise, every = scores[self.seen.all(1)].mean(0), scores.mean(0)
         likely = wise.log_softmax(-1)
         rare, usual = (likely.masked_fill(out, -torch.inf).logsumexp(-1, True) for out in (common, ~common))
