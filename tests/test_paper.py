@@ -109,6 +109,7 @@ def test_a_scaled_cell_has_fewer_rounds_and_the_same_shape() -> None:
         ("overal/cifar10-high/fedrolex@tuned", "overal"),
         ("overall/cifar10-high/fedrolex@tunde", "tunde"),
         ("overall/cifar10-high/ds-fl@released", "released"),
+        ("overall/cifar10-high/fedrolex", "in several kinds: give overall/cifar10-high/fedrolex@KIND"),
     ],
 )
 def test_names_that_are_not(name: str, said: str) -> None:

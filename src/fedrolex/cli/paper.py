@@ -292,6 +292,7 @@ def _draw(path: Path, shelf: Shelf, found: dict[str, Any]) -> None:
                 places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
                 means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
                 side.errorbar(places, means, spreads, color=colour, fmt="o-", markersize=3.5, capsize=3, label=line)
+            side.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
             side.set(xlabel=CURVES[shelf.table], ylabel="global accuracy, %")
             side.set_title(f"{setup}, {shelf.label}", loc="left", fontsize=10)
             side.legend(frameon=False, fontsize=8)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedrolex.core import FedrolexError
-from fedrolex.recipes.paper import cell_recipe
+from fedrolex.recipes.paper import TABLES, cell_recipe
 from fedrolex.recipes.recipe import Recipe, own_recipe, recipe_names
 
 
@@ -13,6 +13,6 @@ def find_recipe(name: str) -> Recipe:
         return own_recipe(name)
     if Path(name).is_file():
         return Recipe.read(Path(name))
-    if "@" in name:
+    if "@" in name or name.partition("/")[0] in TABLES:
         return cell_recipe(name)
     raise FedrolexError(f"no recipe {name!r}: give a YAML file or one of {', '.join(recipe_names())}")

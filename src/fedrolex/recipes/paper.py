@@ -342,5 +342,8 @@ def find_cell(name: str) -> Cell:
 def cell_recipe(name: str) -> Recipe:
     """The recipe of ``TABLE/SETUP/ROW@KIND``."""
     cell, _, kind = name.partition("@")
+    found = find_cell(cell)
+    if not kind:
+        raise FedrolexError(f"{cell} is a recipe in several kinds: give {cell}@KIND, one of {', '.join(found.kinds)}")
     one_of("kind", kind, get_args(Kind))
-    return find_cell(cell).recipe(kind)  # type: ignore[arg-type]
+    return found.recipe(kind)  # type: ignore[arg-type]
