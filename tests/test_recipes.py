@@ -107,7 +107,7 @@ def test_a_methods_own_default_is_not_taken_away_by_anothers() -> None:
 def test_in_python_a_method_is_its_class() -> None:
     recipe = Recipe(method=Scaffold(option="I"), client=ClientRecipe(lr=0.5), evaluation=Measure(batch=7))
     assert recipe.encode()["method"] == {
-        "name": "scaffold", "width": None, "able_only": False, "rounding": "floor", "option": "I",
+        "name": "scaffold", "width": None, "able_only": False, "own_width": False, "rounding": "floor", "option": "I",
         "denominator": "momentum", "weighting": "uniform",
     }  # fmt: skip
     assert recipe.client.momentum == 0.9
