@@ -52,6 +52,7 @@ class Exchange:
         self._deals, self._merges = self._table(deals), self._table(merges)
         self._sums = torch.zeros(len(merges), self.places, 3, device=self.device)
         self._windows = torch.full((self.places,), IDLE, dtype=torch.int64, device=self.device)
+        self._first = torch.zeros_like(self._windows)  # every place is given the first home
         self._lengths = [tensor.elements for tensor in found.values()]
         self._offsets = np.cumsum([0, *self._lengths[:-1]], dtype=np.int64) * 4
         self._labels: dict[str | None, Tensor] = {}
@@ -80,7 +81,7 @@ class Exchange:
         self._old = [{name: state[name].contiguous() for name in self.tensors} for state in homes]
         self._servers = self._table([[tensor.data_ptr() for tensor in old.values()] for old in self._old])
         deal[(len(self._deals),)](
-            self._deals, self._parts, self._layouts, self._servers, self._table(of or [0] * self.places),
+            self._deals, self._parts, self._layouts, self._servers, self._table(of) if any(of) else self._first,
             self._windows, self._maps, len(self.tensors), self._length, SIZE=SIZE,
         )  # fmt: skip
 
