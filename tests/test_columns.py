@@ -65,7 +65,10 @@ def test_a_column_that_nobody_can_hold_is_refused() -> None:
     recipe = Recipe().with_settings(SMALL)
     said = told(lambda: recipe.with_settings(["method=columns", 'fleet.capacities=["1/2"]', "method.columns=[1]"]))
     assert "method.columns has a width of 1: the largest device holds 1/2" in said
-    assert "2/0" in told(lambda: recipe.with_settings(["method=columns", 'method.columns=["2/0"]']))
+    assert "method.columns: " in told(lambda: recipe.with_settings(["method=columns", 'method.columns=["2/0"]']))
+    assert "method.columns: capacity 2 is" in told(
+        lambda: recipe.with_settings(["method=columns", "method.columns=[2]"])
+    )
 
 
 # --- who trains which ---

@@ -46,7 +46,10 @@ class Columns(Weighted):
     def __post_init__(self) -> None:
         super().__post_init__()
         for width in self.columns:
-            exact(width)
+            try:
+                exact(width)
+            except FedrolexError as error:
+                raise FedrolexError(f"method.columns: {error}") from None
 
     def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
         """Somebody must be able to hold every column."""
