@@ -144,7 +144,31 @@ def test_cells_are_trained_once_and_collected_over_seeds(tmp_path: Path) -> None
     written = sorted(path.suffix for path in (tmp_path / "out").iterdir())
     assert written == [".json", ".md", ".png"]
     assert "--scale 0.002" in found["command"]
-    assert "x0.002-changed-" in found["label"]
+    assert "x0.002-changed-" in found["title"]
+
+
+def test_results_of_other_machines_stay_in_the_table(tmp_path: Path) -> None:
+    words = ("overall", "--scale", "0.001", "--json", "--cell", "cifar10-high/fedrolex", "--seeds")
+    first = json.loads(paper(tmp_path, *words, "1").stdout)
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    second = json.loads(paper(tmp_path, *words, "2").stdout)
+    (there,), (both,) = ([each for each in found["cells"] if each["seeds"]] for found in (first, second))
+    assert both["seeds"] == [1, 2]
+    assert both["runs"][0] == there["runs"][0]
+    assert list(both["runs"][1]["curve"].values())[-1] == pytest.approx(both["runs"][1]["global"], abs=0.005)
+    (path,) = (tmp_path / "out").glob("*.json")
+    path.write_text(path.read_text().replace(there["recipe"], "0" * 8))
+    third = json.loads(paper(tmp_path, *words, "2").stdout)
+    assert [each["seeds"] for each in third["cells"] if each["seeds"]] == [[2]], "of another recipe"
+    path.write_text('{"cells": [{"row": 1}]}')
+    assert "move it away, or give another --out" in str(paper(tmp_path, *words, "3").exception)
+    assert not list((tmp_path / "runs").rglob("seed-3")), "said before anything is trained"
+
+
+def test_rare_classes_are_a_column_of_their_own(tmp_path: Path) -> None:
+    words = ("rare", "--scale", "0.001", "--json", "--cell", "cifar10-rare/columns")
+    (cell,) = (each for each in json.loads(paper(tmp_path, *words).stdout)["cells"] if each["seeds"])
+    assert 0 <= cell["rare"]["mean"] <= 100
 
 
 def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
@@ -187,6 +211,8 @@ def test_runs_of_another_recipe_are_left_out_and_named(tmp_path: Path) -> None:
         ("evaluation", recipe.with_settings(["evaluation.statistics=test-batch"])),
     ):
         other.write(run / "recipe.yaml")
+        for path in (tmp_path / "out").glob("*.json"):
+            path.unlink()
         done = paper(tmp_path, *words, "cifar10-high/fedrolex-0.3")
         assert done.exit_code == 0, done.output
         assert [each["row"] for each in json.loads(done.stdout)["cells"] if each["seeds"]] == ["fedrolex-0.3"]

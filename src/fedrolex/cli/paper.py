@@ -1,30 +1,26 @@
 """``fedrolex paper``: the paper's tables and figures, trained cell by cell and collected."""
 
 import json
-import platform
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
-from statistics import mean, stdev
 from typing import Annotated, Any, get_args
 from zlib import crc32
 
-import torch
 import typer
 from rich.console import Console
 
 from fedrolex.cli.console import console, remark, table
 from fedrolex.cli.costs import costs_command
-from fedrolex.cli.figures import COLOURS, page
 from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, show_lemmas
 from fedrolex.cli.options import AsJson, DataFolder, Settings
+from fedrolex.cli.paper_table import COLLECTED, CURVES, PaperTable, result
 from fedrolex.cli.seeds import read_seeds
 from fedrolex.cli.train import Planned, train_all
 from fedrolex.core import FedrolexError, one_of
-from fedrolex.core.version import VERSION
 from fedrolex.recipes.paper import TABLES, Cell, Kind, cells
 from fedrolex.recipes.recipe import FREE, Recipe
 from fedrolex.runs import Run
@@ -34,12 +30,6 @@ UNTRAINED = ("costs", "lemmas")
 TRIALS = 2000
 UNCOUNTED = frozenset(FREE) - {"weights", "evaluation"}
 """Keys of a recipe that change no result."""
-
-COLLECTED = frozenset({"global_accuracy", "local_accuracy_masked", "rounds", "bytes"})
-"""What the summary of a finished run has at least."""
-
-CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "server's width over the clients', γ",
-          "overlap": "overlap of consecutive windows, r"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,8 +64,8 @@ class Shelf:
         return cell.recipe(self.kind, self.scale).with_settings(self.settings).with_whole_paths()
 
     def finished(self, cell: Cell) -> list[dict[str, Any]]:
-        """The summaries of a cell's runs that have done all their rounds, by seed; those of other recipes are named."""
-        found = {}
+        """The results of a cell's runs that have done all their rounds, by seed; those of other recipes are named."""
+        found: dict[int, dict[str, Any]] = {}
         for path in self.folder(cell).glob("seed-*/summary.json"):
             try:
                 run = Run.open(path.parent)
@@ -85,7 +75,7 @@ class Shelf:
                 print(f"left out: {error}", file=sys.stderr)
                 continue
             if summary is not None:
-                found[seed] = {**summary, "seed": seed}
+                found[seed] = result(run, summary)
         return [found[seed] for seed in sorted(found)]
 
 
@@ -128,14 +118,24 @@ def paper_command(
     plans = [plan for cell in chosen for plan in _plans(shelf, cell, read_seeds(seeds), data)]
     missing = [plan for plan in plans if not _is_finished(plan)]
     if missing:
-        train_all(missing, at_once, as_json, _opened)
-    found = _collected(shelf, cells(what))
-    written = _write(out, shelf, found)
+        _collected(shelf, out)  # what cannot be read or written is said before anything is trained
+    try:
+        if missing:
+            train_all(missing, at_once, as_json, _opened)
+    finally:
+        collected = _collected(shelf, out)
+        written = collected.write()
+        if what in CURVES and any(row["seeds"] for row in collected.rows):
+            written.append(collected.draw(CURVES[what]))
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(collected.found, indent=1))
         return
     screen = console()
-    _show(screen, shelf, found)
+    collected.show(screen)
+    if scale != 1:
+        remark(screen, f"Scaled: rounds are {scale:g} of the cell's own.")
+    if "changed" in shelf.label:
+        remark(screen, f"Changed: {', '.join(shelf.settings)}.")
     screen.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
 
 
@@ -196,106 +196,17 @@ def _opened(plan: Planned) -> Run:
     return Run.open(plan.folder) if there else Run.create(plan.folder, plan.recipe)
 
 
-# --- what came of it ---
-
-
-def _collected(shelf: Shelf, every: Sequence[Cell]) -> dict[str, Any]:
-    """All finished runs of a table, cell by cell, beside what the paper prints; accuracies in per cent."""
-    rows = []
-    for cell in every:
-        done = shelf.finished(cell)
-        row: dict[str, Any] = {"setup": cell.setup, "row": cell.row, "beside": cell.beside, "quoted": cell.quoted}
-        row["paper"] = None if cell.printed is None else vars(cell.printed)
-        row["seeds"] = [summary["seed"] for summary in done]
-        if done:
-            row["global"] = _spread([100 * summary["global_accuracy"] for summary in done])
-            row["local"] = _spread([100 * summary["local_accuracy_masked"] for summary in done])
-            row["rounds"], row["gib"] = done[0]["rounds"], mean(summary["bytes"] for summary in done) / 2**30
-            row["difference"] = None if cell.printed is None else row["global"]["mean"] - cell.printed.mean
-        rows.append(row)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+def _collected(shelf: Shelf, out: Path) -> PaperTable:
+    """All cells of a table with all finished runs, those in the table's file among them."""
     command = f"fedrolex paper {shelf.table} --kind {shelf.kind}" + f" --scale {shelf.scale:g}" * (shelf.scale != 1)
     command += "".join(f" --set {quote(word)}" for word in shelf.settings) + " --cell SETUP/ROW --seeds A,B,C"
-    return {"command": command, "version": VERSION, "collected_on": gpu, "label": shelf.label, "cells": rows}
-
-
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    return {"mean": mean(values), "std": stdev(values) if len(values) > 1 else None}
-
-
-def _in_words(value: dict[str, float | None] | None) -> str:
-    return "" if value is None else " ± ".join(f"{each:.2f}" for each in value.values() if each is not None)
-
-
-def _lines(found: dict[str, Any], setup: str) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The table of one set-up, as text."""
-    headings = ["", "seeds", "global %", "paper", "difference", "local, masked %", "GiB sent", "rounds"]
-    rows: list[tuple[str, ...]] = []
-    for row in found["cells"]:
-        if row["setup"] != setup or not (row["seeds"] or row["paper"]):
-            continue
-        paper = row["paper"] and f"{row['paper']['mean']:.2f} ± {row['paper']['std']:.2f}{' (quoted)' * row['quoted']}"
-        away = row.get("difference")
-        rows.append((
-            row["row"], str(len(row["seeds"]) or "–"), _in_words(row.get("global")), paper or "",
-            "" if away is None else f"{away:+.2f}", _in_words(row.get("local")),
-            f"{row['gib']:.1f}" if row["seeds"] else "", str(row.get("rounds", "")),
-        ))  # fmt: skip
-    return headings, rows
-
-
-def _show(screen: Console, shelf: Shelf, found: dict[str, Any]) -> None:
-    for setup in dict.fromkeys(row["setup"] for row in found["cells"]):
-        headings, rows = _lines(found, setup)
-        if rows:
-            screen.print(table(headings, rows, f"{shelf.table}, {setup}, {shelf.label}", words=1))
-    if shelf.scale != 1:
-        remark(screen, f"Scaled: rounds are {shelf.scale:g} of the cell's own.")
-    if "changed" in shelf.label:
-        remark(screen, f"Changed: {', '.join(shelf.settings)}.")
-
-
-def _write(out: Path, shelf: Shelf, found: dict[str, Any]) -> list[Path]:
-    """The results as JSON, as Markdown, and where there is a curve as a figure."""
-    name = f"{shelf.table}-{shelf.label}"
-    text = [f"# {shelf.table}, {shelf.label}", "", f"`{found['command']}`, fedrolex {found['version']}", ""]
-    for setup in dict.fromkeys(row["setup"] for row in found["cells"]):
-        headings, rows = _lines(found, setup)
-        if rows:
-            text += [f"## {setup}", "", f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
-            text += [f"| {' | '.join(row)} |" for row in rows] + [""]
-    written = [out / f"{name}.json", out / f"{name}.md"]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        written[0].write_text(json.dumps(found, indent=1) + "\n")
-        written[1].write_text("\n".join(text))
-    except OSError as error:
-        raise FedrolexError(f"cannot write into {out}: {error.strerror}") from error
-    if shelf.table in CURVES and any(row["seeds"] for row in found["cells"]):
-        written.append(out / f"{name}.png")
-        _draw(written[-1], shelf, found)
-    return written
-
-
-def _draw(path: Path, shelf: Shelf, found: dict[str, Any]) -> None:
-    """Accuracy along the figure's axis, a line for every row and set-up."""
-    done = [row for row in found["cells"] if row["seeds"]]
-    setups = list(dict.fromkeys(row["setup"] for row in done))
-    with page(path, len(setups), (4.8 * len(setups), 4.2), squeeze=False) as sides:
-        for side, setup in zip(sides[0], setups, strict=True):
-            mine = [row for row in done if row["setup"] == setup]
-            lines: dict[str, list[tuple[float, dict[str, Any]]]] = {}
-            for row in mine:
-                line, _, at = row["row"].rpartition("-")
-                lines.setdefault(line, []).append((float(at), row["global"]))
-            for colour, (line, points) in zip(COLOURS, lines.items(), strict=False):
-                places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-                means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
-                side.errorbar(places, means, spreads, color=colour, fmt="o-", markersize=3.5, capsize=3, label=line)
-            side.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
-            side.set(xlabel=CURVES[shelf.table], ylabel="global accuracy, %")
-            side.set_title(f"{setup}, {shelf.label}", loc="left", fontsize=10)
-            side.legend(frameon=False, fontsize=8)
+    found = PaperTable(out / f"{shelf.table}-{shelf.label}.json", f"{shelf.table}, {shelf.label}", command)
+    for cell in cells(shelf.table):
+        if shelf.kind in cell.kinds:
+            found.add(cell, shelf.recipe(cell), shelf.finished(cell))
+        else:
+            found.add(cell, None, [])
+    return found
 
 
 def _list(screen: Console, shelf: Shelf, chosen: Sequence[Cell], as_json: bool) -> None:

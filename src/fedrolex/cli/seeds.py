@@ -17,16 +17,16 @@ def over_seeds(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for method in dict.fromkeys(result["method"] for result in results):
         runs = [result for result in results if result["method"] == method]
-        numbers = {key: _spread([run.get(key) for run in runs]) for key in runs[0] if key not in SETTINGS}
+        numbers = {key: spread([run.get(key) for run in runs]) for key in runs[0] if key not in SETTINGS}
         seeds = [run["seed"] for run in runs]
         found.append({"method": method, "seeds": seeds} | {key: each for key, each in numbers.items() if each})
     return found
 
 
-def _spread(values: Sequence[Any]) -> dict[str, Any] | None:
+def spread(values: Sequence[Any]) -> dict[str, Any] | None:
     """Mean and standard deviation of numbers, or of numbers by key; None for anything else."""
     if all(isinstance(value, Mapping) for value in values):
-        inner = {key: _spread([value.get(key) for value in values]) for key in values[0]}
+        inner = {key: spread([value.get(key) for value in values]) for key in values[0]}
         return {key: each for key, each in inner.items() if each} or None
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return None

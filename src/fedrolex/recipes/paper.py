@@ -48,6 +48,7 @@ class Setup:
         lr, batch: as printed.
         parts: as printed, of methods that train parts.
         plain: as printed, where everyone trains the same model.
+        words: settings of its own.
     """
 
     recipe: str
@@ -56,16 +57,21 @@ class Setup:
     batch: int
     parts: Schedule
     plain: Schedule
+    words: tuple[str, ...] = ()
 
 
 LONG = Schedule(3500, (1000, 1500))
-SETUPS = {
+PAPER_SETUPS = {
     "cifar10-high": Setup("cifar10", 2, 2e-4, 10, Schedule(2500, (800, 1500)), Schedule(1250, (500, 1000))),
     "cifar10-low": Setup("cifar10", 5, 2e-4, 10, Schedule(2000, (800, 1250)), Schedule(1500, (500, 1000))),
     "cifar100-high": Setup("cifar100", 20, 1e-4, 24, LONG, LONG),
     "cifar100-low": Setup("cifar100", 50, 1e-4, 24, LONG, LONG),
 }
 """By name; high and low are the paper's words for how different clients' labels are."""
+
+RARE = ("task.partition.name=labels", "task.partition.rare=[7, 8, 9]", "task.partition.rare_capacity=1/8")
+SETUPS = PAPER_SETUPS | {"cifar10-rare": replace(PAPER_SETUPS["cifar10-high"], labels=3, words=RARE)}
+"""The paper's, and one in which three classes belong to devices of an eighth and below."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Cell:
         """The recipe of the cell, its rounds and milestones multiplied by ``scale``."""
         one_of("kind", kind, self.kinds)
         setup = SETUPS[self.setup]
-        words = [*_kind_words(self, setup, kind), *self.words[kind]]
+        words = [*_kind_words(self, setup, kind), *setup.words, *self.words[kind]]
         return shorter(own_recipe(setup.recipe).with_settings(words), scale)
 
 
@@ -198,6 +204,7 @@ BESIDE: dict[str, Words] = {
     "only-who-can-1-2": _able("1/2"),
     "only-who-can-1-4": _able("1/4"),
     "only-who-can-1-8": _able("1/8"),
+    "only-who-can-1-4-twice": _able("1/4", "1/4"),
 }
 """What the same fleet could do without partial training, and columns."""
 
@@ -245,7 +252,7 @@ def _printed(text: str) -> Printed:
 
 
 def _overall() -> Iterator[Cell]:
-    for setup, texts in zip(SETUPS, zip(*OVERALL.values(), strict=True), strict=True):
+    for setup, texts in zip(PAPER_SETUPS, zip(*OVERALL.values(), strict=True), strict=True):
         printed = dict(zip(OVERALL, map(_printed, texts), strict=True))
         for row, words in PARTS.items():
             yield Cell("overall", setup, row, words, printed[row])
@@ -259,7 +266,7 @@ def _overall() -> Iterator[Cell]:
 
 
 def _rho() -> Iterator[Cell]:
-    for setup in SETUPS:
+    for setup in PAPER_SETUPS:
         data = SETUPS[setup].recipe
         for rho in RHO:
             words = _with(f"fleet.capacities=rho:{rho}", PARTS["fedrolex"])
@@ -269,7 +276,7 @@ def _rho() -> Iterator[Cell]:
 
 
 def _gamma() -> Iterator[Cell]:
-    for setup in SETUPS:
+    for setup in PAPER_SETUPS:
         for gamma in GAMMA:
             fleet, size = f"fleet.capacities=gamma:{gamma}", f"1/{gamma}"
             rows = {
@@ -283,7 +290,7 @@ def _gamma() -> Iterator[Cell]:
 
 def _real_world() -> Iterator[Cell]:
     income = "fleet.capacities=income"
-    for setup, texts in zip(SETUPS, zip(*REAL_WORLD.values(), strict=True), strict=True):
+    for setup, texts in zip(PAPER_SETUPS, zip(*REAL_WORLD.values(), strict=True), strict=True):
         printed = dict(zip(REAL_WORLD, map(_printed, texts), strict=True))
         yield Cell("real-world", setup, "fedrolex", _with(income, PARTS["fedrolex"]), printed["fedrolex"])
         for row, width in SAME.items():
@@ -300,7 +307,7 @@ def _weighting() -> Iterator[Cell]:
 
 
 def _overlap() -> Iterator[Cell]:
-    for setup in SETUPS:
+    for setup in PAPER_SETUPS:
         for r in OVERLAP:
             words = _words("method=fedrolex", f"method.overlap={r}", released=UP)
             yield Cell("overlap", setup, f"fedrolex-{r}", words)
@@ -313,9 +320,15 @@ def _participation() -> Iterator[Cell]:
             yield Cell("participation", "cifar10-high", f"{row}-{cohort}", words, _printed(text))
 
 
+def _rare() -> Iterator[Cell]:
+    """Not the paper's: it never ties data to capacity, where leaving devices out must lose."""
+    for row, words in {**PARTS, **{row: _width(width) for row, width in SAME.items()}, **BESIDE}.items():
+        yield Cell("rare", "cifar10-rare", row, {"tuned": words["tuned"]}, beside=True)
+
+
 TABLES = {
     "overall": _overall, "rho": _rho, "gamma": _gamma, "real-world": _real_world, "weighting": _weighting,
-    "overlap": _overlap, "participation": _participation,
+    "overlap": _overlap, "participation": _participation, "rare": _rare,
 }  # fmt: skip
 """What makes the cells of every table and figure that is trained, by name."""
 

@@ -1,0 +1,162 @@
+"""Tables and figures of ``fedrolex paper``: every seed's result beside what the paper prints."""
+
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from zlib import crc32
+
+import torch
+from rich.console import Console
+
+from fedrolex.cli.console import table
+from fedrolex.cli.figures import COLOURS, page
+from fedrolex.cli.seeds import number, spread
+from fedrolex.core import FedrolexError
+from fedrolex.core.version import VERSION
+from fedrolex.recipes.paper import Cell
+from fedrolex.recipes.recipe import FREE, Recipe
+from fedrolex.runs import Run
+
+SHARES = {"global": "global_accuracy", "local": "local_accuracy_masked", "rare": "rare_accuracy"}
+"""What is collected in per cent: its name in the table, and in a summary."""
+
+COLLECTED = frozenset({"global_accuracy", "local_accuracy_masked", "rounds", "bytes", "seconds"})
+"""What the summary of a finished run has at least."""
+
+CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "server's width over the clients', γ",
+          "overlap": "overlap of consecutive windows, r"}  # fmt: skip
+HEADINGS = ("", "seeds", "global %", "paper", "difference", "rare %", "local, masked %", "GiB sent", "rounds")
+
+Row = dict[str, Any]
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """Of what a recipe trains and how it is measured, whatever its seed and place."""
+    counting = {key: value for key, value in recipe.encode().items() if key not in (*FREE, "seed")}
+    return f"{crc32(json.dumps([counting, recipe.encode()['evaluation']], sort_keys=True).encode()):08x}"
+
+
+def result(run: Run, summary: Mapping[str, Any]) -> Row:
+    """What one finished run adds to its cell; accuracies in per cent, ``curve`` by rounds done."""
+    found: Row = {name: 100 * summary[key] for name, key in SHARES.items() if key in summary}
+    curve = {row["round"] + 1: round(100 * row["global_accuracy"], 2) for row in run.rows() if "global_accuracy" in row}
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    about = {"seed": run.recipe().seed, "rounds": summary["rounds"], "bytes": summary["bytes"]}
+    return {**about, **found, "seconds": round(summary["seconds"], 1), "on": machine, "version": VERSION,
+            "curve": curve}  # fmt: skip
+
+
+class PaperTable:
+    """One table in one kind: cell by cell the results of all seeds, those made on other machines among them.
+
+    Args:
+        path: of its JSON file; what is there already stays, but for seeds that are given anew and cells whose recipe
+            has changed since.
+        title, command: what it is, and what makes it again.
+    """
+
+    def __init__(self, path: Path, title: str, command: str) -> None:
+        self.path, self.title, self.command = path, title, command
+        self.rows: list[Row] = []
+        self._kept = {(row["setup"], row["row"]): row for row in self._read()}
+
+    def add(self, cell: Cell, recipe: Recipe | None, results: Sequence[Row]) -> None:
+        """A cell with the results of its finished runs; ``recipe`` is None where the cell has no such kind."""
+        mark = recipe and fingerprint(recipe)
+        kept = self._kept.get((cell.setup, cell.row), {})
+        earlier = kept.get("runs", []) if kept.get("recipe") == mark else []
+        runs = {each["seed"]: each for each in (*earlier, *results)}
+        row: Row = {"setup": cell.setup, "row": cell.row, "beside": cell.beside, "quoted": cell.quoted}
+        row |= {"paper": None if cell.printed is None else vars(cell.printed), "recipe": mark, "seeds": sorted(runs)}
+        row["runs"] = [runs[seed] for seed in row["seeds"]]
+        if runs:
+            for name in SHARES:
+                values = [each[name] for each in row["runs"] if name in each]
+                row |= {name: spread(values)} if values else {}
+            row["rounds"], row["gib"] = row["runs"][0]["rounds"], mean(each["bytes"] for each in row["runs"]) / 2**30
+            row["difference"] = None if cell.printed is None else row["global"]["mean"] - cell.printed.mean
+        self.rows.append(row)
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """All of it, as it is written."""
+        return {"command": self.command, "title": self.title, "version": VERSION, "cells": self.rows}
+
+    def show(self, screen: Console) -> None:
+        """The table on the screen, a part for every data set."""
+        for setup, lines in self._parts():
+            screen.print(table(list(HEADINGS), lines, f"{self.title}, {setup}", words=1))
+
+    def write(self) -> list[Path]:
+        """The results as JSON and as Markdown; the files."""
+        text = [f"# {self.title}", "", f"`{self.command}`, fedrolex {VERSION}", ""]
+        for setup, lines in self._parts():
+            text += [f"## {setup}", "", f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
+            text += [f"| {' | '.join(line)} |" for line in lines] + [""]
+        written = [self.path, self.path.with_suffix(".md")]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            written[0].write_text(json.dumps(self.found, indent=1) + "\n")
+            written[1].write_text("\n".join(text))
+        except OSError as error:
+            raise FedrolexError(f"cannot write into {self.path.parent}: {error.strerror}") from error
+        return written
+
+    def draw(self, axis: str) -> Path:
+        """Accuracy along the figure's axis, a line for every row and set-up; the file."""
+        done = [row for row in self.rows if row["seeds"]]
+        setups = list(dict.fromkeys(row["setup"] for row in done))
+        path = self.path.with_suffix(".png")
+        with page(path, len(setups), (4.8 * len(setups), 4.2), squeeze=False) as sides:
+            for side, setup in zip(sides[0], setups, strict=True):
+                lines: dict[str, list[tuple[float, Row]]] = {}
+                for row in done:
+                    line, _, at = row["row"].rpartition("-")
+                    if row["setup"] == setup:
+                        lines.setdefault(line, []).append((float(at), row["global"]))
+                for colour, (line, points) in zip(COLOURS, lines.items(), strict=False):
+                    places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+                    means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
+                    side.errorbar(places, means, spreads, color=colour, fmt="o-", markersize=3.5, capsize=3, label=line)
+                side.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
+                side.set(xlabel=axis, ylabel="global accuracy, %")
+                side.set_title(f"{setup}, {self.title}", loc="left", fontsize=10)
+                side.legend(frameon=False, fontsize=8)
+        return path
+
+    def _parts(self) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
+        """Every data set with the lines of its table."""
+        for setup in dict.fromkeys(row["setup"] for row in self.rows):
+            rows = [row for row in self.rows if row["setup"] == setup and (row["seeds"] or row["paper"])]
+            if rows:
+                yield setup, [_line(row) for row in rows]
+
+    def _read(self) -> list[Row]:
+        if not self.path.exists():
+            return []
+        try:
+            found: list[Row] = json.loads(self.path.read_text())["cells"]
+            wanted = {"setup", "row", "recipe", "runs"}
+            if all(
+                wanted <= row.keys() and all({"seed", "global"} <= run.keys() for run in row["runs"]) for row in found
+            ):
+                return found
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            pass
+        raise FedrolexError(
+            f"{self.path} is not a table that fedrolex paper wrote: move it away, or give another --out"
+        )
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    paper = row["paper"] and f"{row['paper']['mean']:.2f} ± {row['paper']['std']:.2f}{' (quoted)' * row['quoted']}"
+    away = row.get("difference")
+    shares = {name: number(row[name], ".2f") if name in row else "" for name in SHARES}
+    return (
+        row["row"], str(len(row["seeds"]) or "–"), shares["global"], paper or "",
+        "" if away is None else f"{away:+.2f}", shares["rare"], shares["local"],
+        f"{row['gib']:.1f}" if row["seeds"] else "", str(row.get("rounds", "")),
+    )  # fmt: skip
