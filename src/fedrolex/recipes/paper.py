@@ -167,9 +167,9 @@ def _kind_words(cell: Cell, setup: Setup, kind: Kind) -> list[str]:
 # --- rows ---
 
 
-def _words(*words: str, released: Sequence[str] = ()) -> Words:
+def _words(*words: str, rate: float, released: Sequence[str] = ()) -> Words:
     """Settings of a method that averages weights: the paper does not say that classes are averaged apart."""
-    found: dict[Kind, tuple[str, ...]] = dict.fromkeys(KINDS, (*words, "method.rows=true"))
+    found: dict[Kind, tuple[str, ...]] = dict.fromkeys(KINDS, (*words, f"client.lr={rate}", "method.rows=true"))
     return {**found, "printed": (*words, "method.rows=false"), "released": (*words, "method.rows=true", *released)}
 
 
@@ -177,12 +177,16 @@ def _with(more: str, words: Words) -> Words:
     return {kind: (more, *each) for kind, each in words.items()}
 
 
+WINDOWS, NESTED, COLUMNS, SAME_WIDTH = 0.02, 0.02, 0.02, 0.02
+"""Rates of tuned runs: of windows that move (FedRolex, Federated Dropout), of HeteroFL, of columns, and where everyone
+trains the same width."""
+
 UP = ("method.rounding=ceil",)
-DROPOUT = _words("method=fed_dropout")
-MISWIRED = _words("method=submodels", "method.scheme=fedrolex.slicing.published:RandomMiswired")
+DROPOUT = _words("method=fed_dropout", rate=WINDOWS)
+MISWIRED = _words("method=submodels", "method.scheme=fedrolex.slicing.published:RandomMiswired", rate=WINDOWS)
 PARTS: dict[str, Words] = {
-    "fedrolex": _words("method=fedrolex", released=UP),
-    "heterofl": _words("method=heterofl", released=UP),
+    "fedrolex": _words("method=fedrolex", rate=WINDOWS, released=UP),
+    "heterofl": _words("method=heterofl", rate=NESTED, released=UP),
     "federated-dropout": {**DROPOUT, "released": MISWIRED["released"]},
 }
 DISTILLED = {"feddf": "feddf", "ds-fl": "dsfl", "fed-et": "fedet"}
@@ -190,16 +194,16 @@ DISTILLED = {"feddf": "feddf", "ds-fl": "dsfl", "fed-et": "fedet"}
 
 def _width(width: str) -> Words:
     """Everyone trains this width, begun at its own."""
-    return _words("method=fedavg", f"method.width={width}", "method.own_width=true", released=UP)
+    return _words("method=fedavg", f"method.width={width}", "method.own_width=true", rate=SAME_WIDTH, released=UP)
 
 
 def _able(*widths: str) -> Words:
     """Only those who can hold them train these widths, each begun at its own."""
-    return _words("method=columns", f"method.columns={list(widths)}")
+    return _words("method=columns", f"method.columns={list(widths)}", rate=SAME_WIDTH)
 
 
 BESIDE: dict[str, Words] = {
-    "columns": _words("method=columns"),
+    "columns": _words("method=columns", rate=COLUMNS),
     "everyone-1-4": _width("1/4"),
     "only-who-can-1-2": _able("1/2"),
     "only-who-can-1-4": _able("1/4"),
@@ -301,7 +305,7 @@ def _real_world() -> Iterator[Cell]:
 
 def _weighting() -> Iterator[Cell]:
     for weighting, by_setup in WEIGHTING.items():
-        words = _words("method=fedrolex", f"method.weighting={weighting}", released=UP)
+        words = _words("method=fedrolex", f"method.weighting={weighting}", rate=WINDOWS, released=UP)
         for setup, text in by_setup.items():
             yield Cell("weighting", setup, weighting, words, _printed(text))
 
@@ -309,7 +313,7 @@ def _weighting() -> Iterator[Cell]:
 def _overlap() -> Iterator[Cell]:
     for setup in PAPER_SETUPS:
         for r in OVERLAP:
-            words = _words("method=fedrolex", f"method.overlap={r}", released=UP)
+            words = _words("method=fedrolex", f"method.overlap={r}", rate=WINDOWS, released=UP)
             yield Cell("overlap", setup, f"fedrolex-{r}", words)
 
 
