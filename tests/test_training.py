@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from fedrolex import (
     RoundPlan,
     Scheme,
     Server,
+    Task,
     Training,
     Upload,
     prepare,
@@ -39,6 +41,7 @@ from fedrolex.clients.slot import Slot
 from fedrolex.core.streams import shuffle
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.slicing.trace import FactoryBuilder
+from fedrolex.theory.costs import cost
 
 SMALL = Recipe(rounds=3, device="cpu").with_settings(
     ["task.width=8", "fleet.clients=10", "fleet.cohort=5", "client.lr=0.05", "engine=loop"]
@@ -362,3 +365,24 @@ def test_a_client_without_examples_is_dropped() -> None:
     parts[3] = torch.tensor([], dtype=torch.int64)
     made.server.view = replace(task, parts=parts)
     assert made.run_round()["dropped"] == {"3": "ValueError: has no examples"}
+
+
+# --- what clients compute ---
+
+
+def test_operations_are_those_of_the_sub_models_that_answered() -> None:
+    made = training(FedRolex(), "fleet.cohort=10", "fleet.stragglers=0.5", "client.epochs=2")
+    plan = made.plan(made.method.jobs(made.server, 0))
+    example, axes, model = made.server.task.example(), made.server.main.axes, made.server.main.module
+    one = {capacity: cost(model, axes, capacity, example).macs for capacity in {job.capacity for job in plan.jobs}}
+    answers = [answer for answer in made.engine.run(plan) if isinstance(answer, Upload)]
+    passes = {answer.job.key: min(answer.steps * made.work.batch, 2 * answer.examples) for answer in answers}
+    row = made.run_round()
+    kept = [answer for answer in answers if str(answer.job.client) not in row["dropped"]]
+    assert row["macs"] == sum(3 * one[answer.job.capacity] * passes[answer.job.key] for answer in kept) > 0
+
+
+def test_operations_that_cannot_be_counted_are_not_known() -> None:
+    made = training()
+    made.server.view = cast(Task, SimpleNamespace(example=lambda: torch.zeros(2, 99)))
+    assert made.server.macs(made.method.jobs(made.server, 0)[0]) is None

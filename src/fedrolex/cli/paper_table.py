@@ -28,7 +28,8 @@ COLLECTED = frozenset({"global_accuracy", "local_accuracy_masked", "rounds", "by
 
 CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "server's width over the clients', γ",
           "overlap": "overlap of consecutive windows, r"}  # fmt: skip
-HEADINGS = ("", "seeds", "global %", "paper", "difference", "rare %", "local, masked %", "GiB sent", "rounds")
+HEADINGS = ("", "seeds", "global %", "paper", "difference", "rare %", "local, masked %", "GiB sent", "client PMACs",
+            "rounds")  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -44,7 +45,7 @@ def result(run: Run, summary: Mapping[str, Any]) -> Row:
     found: Row = {name: 100 * summary[key] for name, key in SHARES.items() if key in summary}
     curve = {row["round"] + 1: round(100 * row["global_accuracy"], 2) for row in run.rows() if "global_accuracy" in row}
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    about = {"seed": run.recipe().seed, "rounds": summary["rounds"], "bytes": summary["bytes"]}
+    about = {"seed": run.recipe().seed, **{key: summary.get(key) for key in ("rounds", "bytes", "macs")}}
     return {**about, **found, "seconds": round(summary["seconds"], 1), "on": machine, "version": VERSION,
             "curve": curve}  # fmt: skip
 
@@ -77,6 +78,8 @@ class PaperTable:
                 values = [each[name] for each in row["runs"] if name in each]
                 row |= {name: spread(values)} if values else {}
             row["rounds"], row["gib"] = row["runs"][0]["rounds"], mean(each["bytes"] for each in row["runs"]) / 2**30
+            computed = [each["macs"] for each in row["runs"] if each.get("macs")]
+            row |= {"pmacs": mean(computed) / 1e15} if computed else {}
             row["difference"] = None if cell.printed is None else row["global"]["mean"] - cell.printed.mean
         self.rows.append(row)
 
@@ -158,5 +161,6 @@ def _line(row: Row) -> tuple[str, ...]:
     return (
         row["row"], str(len(row["seeds"]) or "–"), shares["global"], paper or "",
         "" if away is None else f"{away:+.2f}", shares["rare"], shares["local"],
-        f"{row['gib']:.1f}" if row["seeds"] else "", str(row.get("rounds", "")),
+        f"{row['gib']:.1f}" if row["seeds"] else "", f"{row['pmacs']:.2f}" if "pmacs" in row else "",
+        str(row.get("rounds", "")),
     )  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Job, Network, Tensors, copied
 from fedrolex.core import FedrolexError
+from fedrolex.core.operations import macs_of
 from fedrolex.rounds.client_states import ClientStates
 from fedrolex.rounds.fleet import Fleet
 from fedrolex.slicing import Scheme, Static, Window
@@ -48,6 +49,7 @@ class Server:
     def __post_init__(self) -> None:
         self.view: Task = self.task
         self._bytes: dict[tuple[object, ...], int] = {}
+        self._macs: dict[tuple[object, ...], int | None] = {}
         for name, network in self.networks.items():
             self.state.setdefault(name, copied(network.axes.state(network.module)))
 
@@ -88,12 +90,32 @@ class Server:
     def bytes(self, job: Job) -> int:
         """The size of a job's part of its network: parameters and buffers, in their precision."""
         axes = self.networks[job.network].axes
-        widths = axes.widths(job.window)
-        key = (job.network, *widths.values())
+        key, widths = self._key(job)
         if key not in self._bytes:
             whole = self.tensors(*job.sections)
             self._bytes[key] = sum(prod(axes.shape(n, widths)) * t.element_size() for n, t in whole.items())
         return self._bytes[key]
+
+    def macs(self, job: Job) -> int | None:
+        """Multiply-accumulates of a job's sub-model on one example, forward; None where it cannot be counted."""
+        key, _ = self._key(job)
+        if key not in self._macs:
+            self._macs[key] = self._counted(job)
+        return self._macs[key]
+
+    def _key(self, job: Job) -> tuple[tuple[object, ...], Mapping[str, int]]:
+        """What the sizes of a job's tensors depend on, and the width of every axis."""
+        widths = self.networks[job.network].axes.widths(job.window)
+        return (job.network, *widths.values()), widths
+
+    def _counted(self, job: Job) -> int | None:
+        network, x = self.networks[job.network], self.view.example().to(self.device)
+        try:
+            with torch.random.fork_rng(devices=[]):  # a new module draws weights
+                module = network.axes.cut(network.module, job.window).to(self.device).eval()
+            return macs_of(lambda: module(x)) // len(x)
+        except Exception:  # a model of one's own may need more than the example to be called
+            return None
 
     @property
     def classification(self) -> Classification:

@@ -12,7 +12,7 @@ import os
 import platform
 import reprlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -315,7 +315,6 @@ class Run:
             raise FedrolexError(f"no round counted: {reasons[0] if reasons else few}")
         last = rows[-1] if rows and "loss" in rows[-1] else training.evaluate()
         judged = score(last)
-        sent = sum(row["bytes_down"] + row["bytes_up"] for row in rows)
         server, method = training.server, training.method
         members = sum(len(server.fleet.members(round)) for round in range(recipe.rounds))
         own = ["loss", "mean_absolute_error", "r2", "submodels", "submodel_statistics"]
@@ -329,7 +328,8 @@ class Run:
             "statistics": last.get("statistics"),
             f"best_{judged}": max((r[judged] for r in (*rows, last) if r.get(judged) is not None), default=None),
             **_facts(training),
-            "bytes": sent,
+            "bytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows),
+            "macs": _total(row.get("macs") for row in rows),
             "bytes_of_full_model": 2 * size(server.state[method.leading(server)]) * members,
             "dropped": sum(len(row["dropped"]) for row in rows),
             "void_rounds": sum(row["void"] for row in rows),
@@ -361,13 +361,13 @@ def _is_a_round(row: Any) -> bool:
     """Whether metrics say at least what those of a round say, and say it in numbers that are finite."""
     if not (isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in ROW.items())):
         return False
-    numbers = [
-        row["bytes_down"],
-        row["bytes_up"],
-        row["seconds"],
-        *(row[key] for key in JUDGED if row.get(key) is not None),
-    ]
-    return all(isinstance(number, int | float) and abs(number) <= float_info.max for number in numbers)
+    known = ("bytes_down", "bytes_up", "seconds", *(key for key in JUDGED if row.get(key) is not None))
+    return all(isinstance(row[key], int | float) and abs(row[key]) <= float_info.max for key in known)
+
+
+def _total(counts: Iterable[Any]) -> int | None:
+    every = list(counts)
+    return sum(every) if all(isinstance(count, int) for count in every) else None
 
 
 def _fingerprint(training: Training) -> str:

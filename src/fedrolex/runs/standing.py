@@ -7,7 +7,7 @@ from typing import Any
 from fedrolex.runs.lock import in_use
 from fedrolex.runs.run import Run
 
-OF_A_ROUND = ("round", "clients", "dropped", "void", "bytes_down", "bytes_up", "seconds", "drift")
+OF_A_ROUND = ("round", "clients", "dropped", "void", "bytes_down", "bytes_up", "macs", "seconds", "drift")
 """What the metrics of a round say beside how good the model is."""
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -102,6 +102,7 @@ class Training:
             "train_loss": sum(losses) / len(losses) if losses else None,
             "bytes_down": down,
             "bytes_up": up,
+            "macs": self._macs(taken.values()),
         }
         if not row["void"]:
             new = self._finished(round)
@@ -161,6 +162,16 @@ class Training:
                 taken[answer.job.key] = replace(answer, tensors={})
             del answer  # before the next client is trained, which may need its memory
         return current, taken, failures
+
+    def _macs(self, uploads: Iterable[Upload]) -> int | None:
+        """What clients computed for their answers: forward, and twice that backward; None where it is not known."""
+        total = 0
+        for upload in uploads:
+            one = self.server.macs(upload.job)
+            if one is None:
+                return None
+            total += 3 * one * min(upload.steps * self.work.batch, upload.examples * self.work.epochs)
+        return total
 
     @staticmethod
     def _answers(engine: Engine, plan: RoundPlan) -> Iterator[Upload | Failure]:

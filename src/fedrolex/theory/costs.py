@@ -13,14 +13,12 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedrolex.core import FedrolexError
+from fedrolex.core.operations import macs_of
 from fedrolex.slicing import Axes, Capacity, Rounding, Static, exact
 from fedrolex.slicing.inputs import Inputs
 
@@ -74,13 +72,11 @@ def cost(model: nn.Module, axes: Axes, capacity: Capacity, example: Any, roundin
     small = axes.cut(model, Static(rounding=rounding).window(axes, round=0, capacity=beta)).eval()
     inputs = Inputs.of(model, example)
     batch = next((len(value) for value in inputs.values if value.dim()), 1)
-    counter = FlopCounterMode(display=False)
-    # Fused attention is not counted on every device; its plain form is, everywhere alike.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _paper_count(small) as paper, counter:
-        inputs.call(small, inputs.values)
+    with _paper_count(small) as paper:
+        macs = macs_of(lambda: inputs.call(small, inputs.values)) // batch
     count = axes.parameters(beta, rounding)
     known = all(isinstance(m, COUNTED) for m in small.modules() if any(True for _ in m.parameters(recurse=False)))
-    macs, flops = counter.get_total_flops() // 2 // batch, sum(paper) // batch if known else None
+    flops = sum(paper) // batch if known else None
     return Cost(capacity=beta, parameters=count, bytes=count * BYTES, macs=macs, paper_flops=flops)
 
 
