@@ -27,6 +27,7 @@ from fedrolex.runs.training import Training
 from fedrolex.slicing import Static, trace
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
+OPTIMIZER = "method.server_optimizer={name: sgd, lr: 1.0}"
 
 
 def made(*words: str) -> Training:
@@ -258,3 +259,29 @@ def test_a_model_of_one_size_may_begin_at_its_own_width() -> None:
     factor = {name: float(after[name].norm() / before[name].norm()) for name in before if before[name].norm() > 0}
     assert factor["conv1.weight"] == pytest.approx(1)
     assert factor["conv2.weight"] == pytest.approx(sqrt(2))
+
+
+# --- the server's optimiser ---
+
+
+def test_an_optimiser_of_rate_one_without_momentum_is_the_average() -> None:
+    plain, moved = (made('method.columns=["1/2", "1/4"]', *words) for words in ([], [OPTIMIZER]))
+    for training in (plain, moved):
+        states(training)
+    for section in (MODEL, "column1"):
+        for name, tensor in plain.server.state[section].items():
+            torch.testing.assert_close(moved.server.state[section][name], tensor)
+
+
+def test_every_column_has_a_momentum_of_its_own() -> None:
+    training = made('method.columns=["1/2", "1/4"]', OPTIMIZER, "method.server_optimizer.momentum=0.5")
+    begun = copied(training)
+    training.run_round()
+    once = copied(training)
+    training.run_round()
+    twice = copied(training)
+    for section, memory in ((MODEL, "server_optimizer.first"), ("column1", "server_optimizer.first.column1")):
+        for name, velocity in once[memory].items():
+            torch.testing.assert_close(velocity, once[section][name] - begun[section][name])
+            torch.testing.assert_close(twice[memory][name], twice[section][name] - once[section][name])
+        assert any(tensor.any() for tensor in twice[memory].values())

@@ -6,7 +6,7 @@ capacity, and the row may be larger than every client.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
@@ -17,6 +17,7 @@ from fedrolex.core import FedrolexError, words
 from fedrolex.methods.averaging import find_label_axis
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.own_width import at_own_width, begin_at_own_width
+from fedrolex.methods.server_optimizer import ServerOptimizer
 from fedrolex.methods.settings import Weighted
 from fedrolex.methods.setup import Setup
 from fedrolex.models import ColumnModel
@@ -37,10 +38,13 @@ class Columns(Weighted):
             which trains them all; two, where that would be a single one and the server's model is larger than that.
         rows: average a class's part of a column's output layer over the clients that hold the class only, and let
             columns answer for the classes they have seen. Clients must say which classes they hold.
+        server_optimizer: takes a column's average change as a gradient; see
+            :class:`~fedrolex.methods.server_optimizer.ServerOptimizer`.
     """
 
     columns: Sequence[str] = ()
     rows: bool = False
+    server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     needs = Needs(larger_server=True)
 
     def __post_init__(self) -> None:
@@ -83,6 +87,10 @@ class Columns(Weighted):
                 drawn = axes.state(server.task.build(1))
             drawn = {name: tensor.to(server.device) for name, tensor in drawn.items()}
             state[_section(column)] = at_own_width(axes, drawn, self._window(server, width))
+        names = server.trainable()
+        for section in (MODEL, *state):
+            tensors = {**server.state, **state}[section]
+            state |= self.server_optimizer.begin({name: tensors[name] for name in names}, section)
         if self.rows:
             state[SEEN] = {"classes": torch.zeros(len(widths), server.task.classes, device=server.device)}
         return state
@@ -128,8 +136,10 @@ class Columns(Weighted):
             seen[int(upload.job.name), list(upload.labels or ())] = 1
 
     def finish(self, round: Round) -> State:
-        """The averages of the columns."""
-        new = super().finish(round)
+        """The averages of the columns, moved on by the server's optimiser."""
+        new, names = super().finish(round), round.server.trainable()
+        for column in range(len(self._widths(round.server))):
+            new = self.server_optimizer.moved(round.state, new, names, _section(column))
         return {**new, SEEN: {"classes": round.notes[SEEN]}} if SEEN in round.notes else new
 
     # --- what comes of it ---

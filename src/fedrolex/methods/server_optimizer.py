@@ -50,35 +50,42 @@ class ServerOptimizer:
             said = f"method.server_optimizer.{idle[0].name} is {getattr(self, idle[0].name)}, but there is no optimiser"
             raise FedrolexError(f"{said}: set method.server_optimizer.name to sgd, adam or yogi")
 
-    def begin(self, parameters: Mapping[str, Tensor]) -> State:
-        """What the optimiser remembers of every parameter before the first round, in sections of its own."""
+    def begin(self, parameters: Mapping[str, Tensor], section: str = MODEL) -> State:
+        """What the optimiser remembers of a section's parameters before the first round, in sections of its own."""
         if self.name == "none":
             return {}
+        of_first, of_second = _memories(section)
         first = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
         if self.name == "sgd":
-            return {FIRST: first}
-        return {FIRST: first, SECOND: {n: torch.full_like(t, self.floor**2) for n, t in parameters.items()}}
+            return {of_first: first}
+        return {of_first: first, of_second: {n: torch.full_like(t, self.floor**2) for n, t in parameters.items()}}
 
     @torch.no_grad()
-    def moved(self, before: State, average: State, names: Iterable[str]) -> State:
-        """The sections that a round's average changed, parameters of these names moved on, and what is remembered."""
-        if self.name == "none":
+    def moved(self, before: State, average: State, names: Iterable[str], section: str = MODEL) -> State:
+        """What a round's average changed, a section's parameters of these names moved on, and what is remembered."""
+        if self.name == "none" or section not in average:
             return average
-        old, mean = before[MODEL], average[MODEL]
-        new: State = {**average, MODEL: dict(mean), FIRST: {}} | ({} if self.name == "sgd" else {SECOND: {}})
+        of_first, of_second = _memories(section)
+        old, mean = before[section], average[section]
+        new: State = {**average, section: dict(mean), of_first: {}} | ({} if self.name == "sgd" else {of_second: {}})
         for name in names:
-            change, first = mean[name] - old[name], before[FIRST][name]
+            change, first = mean[name] - old[name], before[of_first][name]
             if self.name == "sgd":
                 move = first = self.momentum * first + change
             else:
                 first = torch.lerp(change, first, self.momentum)
-                new[SECOND][name] = second = self._second(before[SECOND][name], change.square())
+                new[of_second][name] = second = self._second(before[of_second][name], change.square())
                 move = first / (second.sqrt() + self.floor)
-            new[FIRST][name] = first
-            new[MODEL][name] = old[name] + self.lr * move
+            new[of_first][name] = first
+            new[section][name] = old[name] + self.lr * move
         return new
 
     def _second(self, before: Tensor, square: Tensor) -> Tensor:
         if self.name == "adam":
             return torch.lerp(square, before, self.second)
         return before - (1 - self.second) * square * torch.sign(before - square)
+
+
+def _memories(section: str) -> tuple[str, str]:
+    """The sections of what is remembered of a section."""
+    return (FIRST, SECOND) if section == MODEL else (f"{FIRST}.{section}", f"{SECOND}.{section}")
