@@ -35,9 +35,26 @@ Row = dict[str, Any]
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Of what a recipe trains and how it is measured, whatever its seed and place."""
-    counting = {key: value for key, value in recipe.encode().items() if key not in (*FREE, "seed")}
-    return f"{crc32(json.dumps([counting, recipe.encode()['evaluation']], sort_keys=True).encode()):08x}"
+    """Of what a recipe trains and how it is measured, whatever its seed and place.
+
+    Settings that are as they are by default do not count: a version may have more of them.
+    """
+    usual = Recipe().with_settings([f"task={recipe.task.name}", f"method={recipe.method.name}"]).encode()
+    free = {*FREE, "seed", "format"} - {"evaluation"}
+    counting = {key: value for key, value in recipe.encode().items() if key not in free}
+    names = {"task": recipe.task.name, "method": recipe.method.name}
+    return f"{crc32(json.dumps([names, _unusual(counting, usual)], sort_keys=True).encode()):08x}"
+
+
+def _unusual(found: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs, section by section."""
+    differing = {key: value for key, value in found.items() if value != usual.get(key)}
+    return {
+        key: _unusual(value, usual[key])
+        if isinstance(value, Mapping) and isinstance(usual.get(key), Mapping)
+        else value
+        for key, value in differing.items()
+    }
 
 
 def result(run: Run, summary: Mapping[str, Any]) -> Row:

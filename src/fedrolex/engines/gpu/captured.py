@@ -1,5 +1,6 @@
 """A step as a CUDA graph."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,13 +44,25 @@ def captured(
             reset()
         stream.synchronize()
         try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with _nothing_freed(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as failure:
             if out_of_memory(failure):
                 raise
             raise FedrolexError(f"a step cannot be captured ({one_line(failure)}): use engine loop") from failure
     return graph.replay
+
+
+@contextmanager
+def _nothing_freed() -> Iterator[None]:
+    """Inside, the garbage collector rests: a graph that it freed, of a run before, would end a capture under way."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @contextmanager
