@@ -5,7 +5,7 @@ Capture both modes, check that the graphs are the module, walk them, decide, pro
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,13 @@ from fedrolex.slicing.inputs import Inputs, is_sentence
 from fedrolex.slicing.layout import show
 from fedrolex.slicing.program import Program
 from fedrolex.slicing.proof import WIDTHS, Trial
-from fedrolex.slicing.resolve import Resolution, apply_overrides
+from fedrolex.slicing.resolve import Resolution, Scaling, apply_overrides
 from fedrolex.slicing.rules.contractions import SPATIAL
 from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import INPUT, Ties, walk
 
 Factory = Callable[[Mapping[str, int]], nn.Module]
-Scaling = Literal["own-width", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,8 @@ class Hints:
         tie: groups of ``tensor:dim`` that must share their indices.
         kind: axis name to kind, e.g. ``{"attn.heads": "width"}`` to cut heads.
         factory: builds the module for given axis sizes, instead of the traced graph.
-        scaling: whether numbers derived from a width (1/√d) use the sub-model's own width.
+        scaling: which numbers that are a power of a width (1/√d) use the sub-model's own: those that are beyond
+            coincidence (``own-width``), none (``keep``) or every one that is reported (``all``).
         evaluation_only: trace evaluation alone and train sub-models on it: dropout off, norms on running
             statistics. For models whose training mode cannot be captured.
     """
@@ -208,7 +208,7 @@ class _Trace:
         kept: dict[bool, Sequence[int]] = {}
         for place, mode in enumerate((True, False)):
             seen = self.ties.walks[min(place, len(self.ties.walks) - 1)]
-            scales = resolution.scales(seen.scalars, follow=self.hints.scaling == "own-width")
+            scales = resolution.scales(seen.scalars, self.hints.scaling)
             programs[mode] = Program(self.modes[mode], resolution.changes(seen.edits), scales, full, self.dtype)
             kept[mode] = seen.kept
         transient = _transient(self.model)
