@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -431,3 +432,94 @@ def test_inner_sums_over_the_last_dimensions_of_both() -> None:
 def test_an_axis_has_a_name() -> None:
     with pytest.raises(FedrolexError, match="the name for 'a' is empty: give the axis a name"):
         trace(Two(), X, hints=Hints(name={"a": ""}))
+
+
+# --- what a model remembers in evaluation ---
+
+
+class Remembers(Two):
+    """Computes something from its weights once in evaluation, and forgets it when it trains, as LeViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.kept = nn.Parameter(torch.randn(8)), dict[str, Tensor]()
+
+    def train(self, mode: bool = True) -> Remembers:
+        if mode:
+            self.kept = {}
+        return super().train(mode)
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training:
+            return h * (torch.rand(h.shape[0], 1) > 0.1) + self.bias.exp()
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.bias.exp()
+        return h + self.kept["bias"]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_what_a_model_remembers_in_evaluation_is_no_constant(used: bool) -> None:
+    model = Remembers()
+    if used:
+        with torch.no_grad():
+            model.eval()(X)
+    before = dict(model.kept)
+    axes = trace(model, X)
+    assert model.kept == before
+    assert model.training != used
+    cut = axes.cut(model, WHOLE).eval()
+    with torch.no_grad():
+        model.train().bias.add_(1)
+        cut.get_parameter("bias").add_(1)
+    torch.testing.assert_close(cut(X), model.eval()(X))
+
+
+class Merges(Two):
+    """Adds a part of its weights to the others in evaluation, and takes it away again, as low-rank adapters do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Parameter(torch.randn(8, 10))
+
+    def train(self, mode: bool = True) -> Merges:
+        if mode != self.training:
+            with torch.no_grad():
+                self.a.weight.add_(self.extra if not mode else -self.extra)
+        return super().train(mode)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h + torch.rand(h.shape[0], 1) if self.training else h
+
+    def forward(self, x: Tensor) -> Any:
+        return self.o(self.between(self.a(x) + (F.linear(x, self.extra) if self.training else 0)))
+
+
+def test_weights_that_differ_in_evaluation_are_refused() -> None:
+    model = Merges()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(FedrolexError, match="not what the model computes in evaluation"):
+        trace(model, X)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class KeepsItsNorm(nn.Sequential):
+    """A norm that stays in evaluation whatever the model is told."""
+
+    def train(self, mode: bool = True) -> KeepsItsNorm:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_are_those_that_train_and_eval_make(training: bool) -> None:
+    model = KeepsItsNorm(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).train(training)
+    axes = trace(model, X)
+    torch.testing.assert_close(axes.cut(model, WHOLE).train()(X), model.train()(X))
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    model = Two()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(FedrolexError, match="the model cannot be copied"):
+        trace(model, X)

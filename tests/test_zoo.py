@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from fedrolex import Axes, FedrolexError, Rolling, Window, trace
-from fedrolex.slicing import exact, pick
+from fedrolex.slicing import WHOLE, exact, pick
 
 pytest.importorskip("torchvision", reason="torchvision is not installed")
 pytest.importorskip("timm", reason="timm is not installed")
@@ -109,3 +109,19 @@ def test_many_more(name: str) -> None:
             check(name, zoo.MORE[name])
     else:
         check(name, zoo.MORE[name])
+
+
+@pytest.mark.slow
+def test_attention_biases_kept_in_evaluation_are_no_constants() -> None:
+    """LeViT computes them once in evaluation, from weights, and forgets them when it trains."""
+    model, example = zoo.timm("levit_128s", size=224, drop_path_rate=0.1)
+    axes = trace(model, example)
+    assert not any(module.attention_bias_cache for module in model.modules() if hasattr(module, "attention_bias_cache"))
+    cut = axes.cut(model, WHOLE).eval()
+    with torch.no_grad():
+        for name, parameter in model.train().named_parameters():
+            if "attention_biases" in name:
+                parameter.normal_()
+                cut.get_parameter(name).copy_(parameter)
+        found, wanted = call(cut, example)[0], call(model.eval(), example)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -7,6 +7,7 @@ names of layers beyond those of its tensors. Training and evaluation are two gra
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import operator
@@ -86,30 +87,46 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def modes(model: nn.Module, wanted: Mapping[str, bool]) -> Iterator[None]:
-    """Put every sub-module into the mode given by its name, for a while."""
-    before = {name: module.training for name, module in model.named_modules()}
+def modes_of(model: nn.Module) -> dict[str, bool]:
+    """Whether each sub-module is in training, by its name."""
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def twin(model: nn.Module, wanted: Mapping[str, bool], state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy of the model with its sub-modules in the modes ``wanted``, switched as a user does it.
+
+    Sub-modules that ``wanted`` does not name are as ``train()`` leaves them. A model may keep in evaluation what it
+    computed from its weights, and forget it when it is told to train: so the copy trains first, then gets its
+    weights (``state``), and then goes where it is wanted.
+
+    Raises:
+        FedrolexError: the model cannot be copied.
+    """
     try:
-        for name, module in model.named_modules():
-            module.training = wanted[name]
-        yield
-    finally:
-        for name, module in model.named_modules():
-            module.training = before[name]
+        made = copy.deepcopy(model)
+    except Exception as failure:
+        raise FedrolexError(f"the model cannot be copied ({one_line(failure)})") from failure
+    made.train()
+    own = {**dict(made.named_parameters()), **dict(made.named_buffers())}
+    with torch.no_grad():
+        for name, value in (state or {}).items():
+            own[name].copy_(value)
+    for name, module in made.named_modules():
+        if module.training and not wanted.get(name, True):
+            module.eval()
+        elif not module.training and wanted.get(name, False):
+            module.train()
+    return made
 
 
 def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Captured:
-    """Export ``model`` with its sub-modules in the modes ``wanted``, batch size free where the model allows.
+    """Export a copy of ``model`` with its sub-modules in the modes ``wanted``, batch size free where it allows.
 
     Raises:
         FedrolexError: the model does not accept the example, or cannot be exported; the line says why.
     """
-    wrapped = _Call(model, inputs)
-    with modes(model, wanted):
-        _accepts(wrapped, inputs)
-        wrapped.left_out.clear()
-        program = _export(wrapped, inputs)
+    _accepts(_Call(twin(model, wanted), inputs), inputs)
+    wrapped, program = _export(model, inputs, wanted)
     with quiet():
         unlifted = program.module(check_guards=False)
     left_out = tuple(sorted(wrapped.left_out))
@@ -131,31 +148,31 @@ def one_line(error: BaseException) -> str:
 
 
 def _accepts(wrapped: nn.Module, inputs: Inputs) -> None:
-    saved = {name: buffer.clone() for name, buffer in wrapped.named_buffers()}
     try:
         with torch.no_grad(), quiet():
             wrapped(*(value.clone() for value in inputs.values))
     except Exception as error:
         raise FedrolexError(f"the model does not accept the example ({inputs}): {one_line(error)}") from error
-    finally:
-        for name, buffer in wrapped.named_buffers():
-            if name in saved and saved[name].shape == buffer.shape:
-                buffer.copy_(saved[name])
 
 
-def _export(wrapped: nn.Module, inputs: Inputs) -> Any:
-    """Export with free batch and sentence sizes, or with a free batch, or with none."""
+def _export(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> tuple[_Call, Any]:
+    """What was exported and its program: with free batch and sentence sizes, or with a free batch, or with none.
+
+    Every try has a copy of its own: a try that fails leaves traces in what a model remembers.
+    """
     auto = torch.export.Dim.AUTO
     batch = tuple({0: auto} if value.dim() else None for value in inputs.values)
     sentences = tuple(
         {0: auto, 1: auto} if is_sentence(value) else free for value, free in zip(inputs.values, batch, strict=True)
     )
     failure: Exception | None = None
-    for shapes in ((sentences,), (batch,), None):
+    tries = [(sentences,), (batch,), None] if sentences != batch else [(batch,), None]
+    for shapes in tries:
+        wrapped = _Call(twin(model, wanted), inputs)
         try:
             with quiet():
                 values = tuple(value.clone() for value in inputs.values)
-                return torch.export.export(wrapped, values, dynamic_shapes=shapes, strict=False)
+                return wrapped, torch.export.export(wrapped, values, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             failure = failure or error
     assert failure is not None

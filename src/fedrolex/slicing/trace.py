@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedrolex.core import FedrolexError, check_words, in_one_line
 from fedrolex.slicing.axes import Axes, Kind, Note, Role
-from fedrolex.slicing.capture import Captured, capture, one_line
+from fedrolex.slicing.capture import Captured, capture, modes_of, one_line, twin
 from fedrolex.slicing.fidelity import generic, unlike, unlike_at_other_sizes
 from fedrolex.slicing.infer import Unknown, freeze
 from fedrolex.slicing.inputs import Inputs, is_sentence
@@ -143,9 +143,9 @@ class _Trace:
 
     def _capture(self) -> dict[bool, Captured]:
         """The graphs for training (True) and evaluation (False), each checked against the module."""
-        off = {name: False for name, _ in self.model.named_modules()}
-        on = {name: module.training for name, module in self.model.named_modules()} if self.model.training else {}
-        on = on or dict.fromkeys(off, True)
+        other = twin(self.model, {})
+        on = modes_of(self.model if self.model.training else other)
+        off = modes_of(other.eval())
         if self.hints.evaluation_only:
             self.notes.append(Note("training mode", "is evaluation: dropout off, norms on running statistics"))
             evaluation = self._graph(off, "in evaluation")
@@ -173,7 +173,8 @@ class _Trace:
         for node in captured.graph.nodes:
             if node.op == "get_attr":
                 node.target = self.aliases.get(str(node.target), node.target)
-        captured.tensors = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
+        first = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
+        captured.tensors = {n: self.own.get(n, t) for n, t in first.items()}  # the model's own, not its copy's
         flaw = unlike(self.model, captured, self.inputs, modes)
         if flaw is not None:
             raise FedrolexError(f"the traced graph is not what the model computes {when}: {flaw}")
