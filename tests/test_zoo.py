@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -125,3 +126,13 @@ def test_attention_biases_kept_in_evaluation_are_no_constants() -> None:
                 cut.get_parameter(name).copy_(parameter)
         found, wanted = call(cut, example)[0], call(model.eval(), example)[0]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_segmentation_network_takes_the_size_it_was_traced_for() -> None:
+    model = import_module("torchvision.models.segmentation").fcn_resnet50(weights=None, weights_backbone=None)
+    axes = trace(model, zoo.image(64))
+    cut = axes.cut(model, Rolling().window(axes, round=0, capacity="1/4"))
+    assert cut(zoo.image(64))["out"].shape == (3, 21, 64, 64)
+    with pytest.raises(ValueError, match="dimension 2 of input is 96; this sub-model was traced for 64"):
+        cut(zoo.image(96))

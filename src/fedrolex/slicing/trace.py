@@ -14,14 +14,15 @@ from torch.nn.parameter import is_lazy
 from fedrolex.core import FedrolexError, check_words, in_one_line
 from fedrolex.slicing.axes import Axes, Kind, Note, Role
 from fedrolex.slicing.capture import Captured, capture, modes_of, one_line, twin
-from fedrolex.slicing.fidelity import generic, unlike, unlike_at_other_sizes
+from fedrolex.slicing.fidelity import Beside, generic, unlike
 from fedrolex.slicing.infer import Unknown, freeze
-from fedrolex.slicing.inputs import Inputs, is_sentence
+from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.layout import show
 from fedrolex.slicing.program import Program
 from fedrolex.slicing.proof import WIDTHS, Trial
 from fedrolex.slicing.resolve import Resolution, Scaling, apply_overrides
 from fedrolex.slicing.rules.contractions import SPATIAL
+from fedrolex.slicing.sizes import pinned
 from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import INPUT, Ties, walk
@@ -64,8 +65,9 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: 
 
     Args:
         model: any module ``torch.export`` can capture. It is not changed.
-        example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments. Other batch
-            sizes, and other lengths of integer sequences, work too where the model's code allows.
+        example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments. Other batch sizes, and
+            other lengths of integer sequences, work too where the model's code allows; other sizes of images
+            and lengths of floats where the code does not ask for them, and are refused otherwise.
         hints: names, freezes and overrides; by default the model's own ``slicing_hints()``, if it has one.
         whole: take a model in which nothing can be cut, too: it is only used as it is.
 
@@ -163,7 +165,7 @@ class _Trace:
             remedy = "evaluation can be traced: Hints(evaluation_only=True), or --evaluation-only, cuts that"
             raise FedrolexError(f"{failure}; {remedy}") from failure
         switched = evaluation_of(training)
-        if switched is None or unlike(self.model, switched, self.inputs, off) is not None:
+        if switched is None or unlike(Beside(self.model, switched, self.inputs, off)) is not None:
             switched = self._graph(off, "in evaluation")
         return {True: training, False: switched}
 
@@ -175,12 +177,11 @@ class _Trace:
                 node.target = self.aliases.get(str(node.target), node.target)
         first = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
         captured.tensors = {n: self.own.get(n, t) for n, t in first.items()}  # the model's own, not its copy's
-        flaw = unlike(self.model, captured, self.inputs, modes)
+        beside = Beside(self.model, captured, self.inputs, modes)
+        flaw = unlike(beside)
         if flaw is not None:
             raise FedrolexError(f"the traced graph is not what the model computes {when}: {flaw}")
-        if unlike_at_other_sizes(self.model, captured, self.inputs, modes):
-            free = [v.shape[: 2 if is_sentence(v) else 1] for v in self.inputs.values]
-            captured.limits = {(i, d): (n, n) for i, sizes in enumerate(free) for d, n in enumerate(sizes)}
+        captured.limits |= pinned(beside)
         return captured
 
     def _walk(self) -> Ties:
