@@ -622,3 +622,48 @@ def test_inputs_that_are_equally_long_are_tried_together() -> None:
         ("dimension 1 of x", "must be 6"),
         ("dimension 1 of weights", "must be 6"),
     }
+
+
+# --- layers that are dropped by chance ---
+
+
+class DropsLayers(Two):
+    """Leaves a layer out of a step with a probability, as speech and language models do in training."""
+
+    def __init__(self, spelling: str = "tensor") -> None:
+        super().__init__()
+        self.m, self.spelling = nn.Linear(8, 8), spelling
+
+    def between(self, h: Tensor) -> Tensor:
+        draw: Any = torch.rand([]) if self.spelling == "tensor" else torch.rand(1).item()
+        draw = draw if self.training else 1
+        mixed: Tensor = h if draw < 0.5 else h + self.m(F.dropout(h, 0.2, self.training))
+        return mixed
+
+
+@pytest.mark.parametrize("spelling", ["tensor", "item"])
+def test_layers_dropped_by_chance_are_never_dropped_and_that_is_said(spelling: str) -> None:
+    model = DropsLayers(spelling)
+    axes = trace(model, X)
+    assert [(n.about, n.what) for n in axes.notes] == [
+        ("chance", "a single random number decides what is run: taken as 1, no layer is dropped")
+    ]
+    cut = axes.cut(model, WHOLE)
+    for _ in range(8):
+        cut.zero_grad()
+        cut(X).sum().backward()
+        assert bool(cut.get_parameter("m.weight").grad.any())  # type: ignore[union-attr]
+    torch.testing.assert_close(cut.eval()(X), model.eval()(X))
+
+
+class Mixed(Two):
+    def between(self, h: Tensor) -> Tensor:
+        return h * torch.rand([]) if self.training else h
+
+
+def test_a_single_random_number_that_decides_nothing_is_drawn() -> None:
+    model = Mixed()
+    axes = trace(model, X)
+    assert not axes.notes
+    cut = axes.cut(model, WHOLE)
+    assert not torch.equal(cut(X), cut(X))

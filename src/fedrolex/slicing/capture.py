@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import logging
 import operator
 import re
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.inputs import Inputs, is_sentence
@@ -32,17 +34,45 @@ REMEDIES = {
 }
 
 
+class SingleDraws(TorchFunctionMode):
+    """Watches out for single random numbers, with which models choose layers to leave out.
+
+    Attributes:
+        as_one: whether they are 1 instead: a layer that is left out when the draw is small never is.
+        drawn: whether there was one.
+    """
+
+    def __init__(self, *, as_one: bool) -> None:
+        super().__init__()
+        self.as_one = as_one
+        self.drawn = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        single = func is torch.rand and all(n == 1 for n in pytree.tree_leaves((kwargs or {}).get("size", args)))
+        self.drawn = self.drawn or single
+        return _One(1.0) if single and self.as_one else func(*args, **(kwargs or {}))
+
+
+class _One(float):
+    """A draw of 1 that is known: code may compare it, or ask for its ``item()``."""
+
+    def item(self) -> float:
+        return 1.0
+
+
 class _Call(nn.Module):
     """The model as a function of positional tensors: the one calling convention every torch version exports alike."""
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs, *, whole_layers: bool = False) -> None:
         super().__init__()
         self.model = model
         self.inputs = inputs
+        self.whole_layers = whole_layers
         self.left_out: set[str] = set()
 
     def forward(self, *tensors: Tensor) -> Any:
-        return pytree.tree_map(self._plain, self.inputs.call(self.model, tensors))
+        with SingleDraws(as_one=True) if self.whole_layers else contextlib.nullcontext():
+            return pytree.tree_map(self._plain, self.inputs.call(self.model, tensors))
 
     def _plain(self, leaf: Any) -> Any:
         """Outputs that are neither tensors nor plain values (a cache object) are left out."""
@@ -63,6 +93,7 @@ class Captured:
         out_spec: how the flat outputs form what the model returned.
         limits: (input, dimension) to the smallest and largest size the graph is right for.
         left_out: types of outputs that are not part of the graph.
+        whole_layers: whether single random numbers were taken as 1 (:class:`SingleDraws`), for lack of another way.
     """
 
     graph: fx.Graph
@@ -71,6 +102,7 @@ class Captured:
     out_spec: Any = None
     limits: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    whole_layers: bool = False
 
 
 @contextlib.contextmanager
@@ -125,12 +157,13 @@ def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Cap
     Raises:
         FedrolexError: the model does not accept the example, or cannot be exported; the line says why.
     """
-    _accepts(_Call(twin(model, wanted), inputs), inputs)
-    wrapped, program = _export(model, inputs, wanted)
+    draws = _accepts(_Call(twin(model, wanted), inputs), inputs)
+    wrapped, program = _export(model, inputs, wanted, draws)
     with quiet():
         unlifted = program.module(check_guards=False)
     left_out = tuple(sorted(wrapped.left_out))
-    captured = Captured(fx.Graph(), {}, {}, program.call_spec.out_spec, _limits(program, inputs), left_out)
+    limits = _limits(program, inputs)
+    captured = Captured(fx.Graph(), {}, {}, program.call_spec.out_spec, limits, left_out, wrapped.whole_layers)
     placeholders = (captured.graph.placeholder(n.name) for n in unlifted.graph.nodes if n.op == "placeholder")
     captured.graph.output(tuple(_flatten(unlifted, placeholders, captured)))
     return captured
@@ -147,28 +180,32 @@ def one_line(error: BaseException) -> str:
     return text + next((f"; {remedy}" for said, remedy in REMEDIES.items() if said in str(error).lower()), "")
 
 
-def _accepts(wrapped: nn.Module, inputs: Inputs) -> None:
+def _accepts(wrapped: nn.Module, inputs: Inputs) -> bool:
+    """Whether the model, which must take the example, draws single random numbers."""
+    draws = SingleDraws(as_one=False)
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), draws:
             wrapped(*(value.clone() for value in inputs.values))
     except Exception as error:
         raise FedrolexError(f"the model does not accept the example ({inputs}): {one_line(error)}") from error
+    return draws.drawn
 
 
-def _export(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> tuple[_Call, Any]:
-    """What was exported and its program: with free batch and sentence sizes, or with a free batch, or with none.
+def _export(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool], draws: bool) -> tuple[_Call, Any]:
+    """What was exported, and its program: free in the sizes of batch and sentences, or of the batch, or in none.
 
-    Every try has a copy of its own: a try that fails leaves traces in what a model remembers.
+    Where that fails and the model ``draws`` single random numbers, they are taken as 1. Every try has a copy of its
+    own: one that fails leaves traces in what a model remembers.
     """
     auto = torch.export.Dim.AUTO
     batch = tuple({0: auto} if value.dim() else None for value in inputs.values)
     sentences = tuple(
         {0: auto, 1: auto} if is_sentence(value) else free for value, free in zip(inputs.values, batch, strict=True)
     )
+    free = [(sentences,), (batch,), None] if sentences != batch else [(batch,), None]
     failure: Exception | None = None
-    tries = [(sentences,), (batch,), None] if sentences != batch else [(batch,), None]
-    for shapes in tries:
-        wrapped = _Call(twin(model, wanted), inputs)
+    for whole_layers, shapes in itertools.product((False, True) if draws else (False,), free):
+        wrapped = _Call(twin(model, wanted), inputs, whole_layers=whole_layers)
         try:
             with quiet():
                 values = tuple(value.clone() for value in inputs.values)

@@ -6,6 +6,7 @@ backward, a buffer that is reassigned) shows here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from fedrolex.slicing.capture import Captured, one_line, quiet, register, twin
+from fedrolex.slicing.capture import Captured, SingleDraws, one_line, quiet, register, twin
 from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.program import Program, compiled
 
@@ -86,7 +87,12 @@ class Beside:
         """What the module does with these inputs, or in one line why it does not take them."""
         module = twin(self.model, self.wanted, _moved(self.model))
         module.zero_grad()
-        return _measure(lambda: self.inputs.call(module, [v.clone() for v in values]), module, gradients)
+
+        def call() -> Any:
+            with SingleDraws(as_one=True) if self.captured.whole_layers else nullcontext():
+                return self.inputs.call(module, [v.clone() for v in values])
+
+        return _measure(call, module, gradients)
 
     def graph_on(self, values: Sequence[Tensor], *, gradients: bool = False) -> Ran | str:
         """What the graph does with these inputs, or in one line why it does not take them."""

@@ -5,6 +5,7 @@ Capture both modes, check that the graphs are the module, walk them, decide, pro
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import INPUT, Ties, walk
 
+SMALL = Fraction(1, 4)
 Factory = Callable[[Mapping[str, int]], nn.Module]
 
 
@@ -232,7 +234,7 @@ class _Trace:
                 raise FedrolexError(f"no axis of this model can be cut: {self._why_nothing(axes)}")
             flaw, failing = _try(trial)
             if flaw is None:
-                return axes
+                return replace(axes, notes=(*axes.notes, *_little(axes)))
             if not failing:
                 raise FedrolexError(f"the derived axes could not be proved, so this model is refused: {flaw}")
             for leaf, name in resolution.names.items():
@@ -250,6 +252,8 @@ class _Trace:
         exposed = max(len(one.exposed) for one in self.ties.walks)
         if exposed:
             notes.append(Note("outputs", f"inner values are returned too ({exposed}): sub-models return narrower ones"))
+        if any(mode.whole_layers for mode in self.modes.values()):
+            notes.append(Note("chance", "a single random number decides what is run: taken as 1, no layer is dropped"))
         for mode in dict.fromkeys(self.modes.values()):
             notes.extend(Note("outputs", f"a {kind} cannot be taken apart and is left out") for kind in mode.left_out)
             for (place, dim), (low, high) in mode.limits.items():
@@ -278,6 +282,13 @@ def _try(trial: Trial) -> tuple[str | None, dict[str, str]]:
             alone = {axis.name: trial.narrower(beta, [axis.name]) for axis in trial.axes.cut_axes}
             return flaw, {name: why for name, why in alone.items() if why is not None}
     return None, {}
+
+
+def _little(axes: Axes) -> list[Note]:
+    """A warning where sub-models are hardly smaller than the model."""
+    share = axes.parameters(SMALL) / axes.parameters()
+    what = f"sub-models of capacity {SMALL} keep {share:.0%} of them: little can be cut, see what is frozen and why"
+    return [Note("parameters", what)] if share > 0.5 else []
 
 
 def _aliases(model: nn.Module, own: Mapping[str, Tensor]) -> dict[str, str]:

@@ -188,8 +188,9 @@ class _Walker(fx.Interpreter):
             freeze_all(call.tensors(), f"its values decide what the code does ({call.name})")
 
     def _apply(self, target: torch._ops.OpOverload, call: Call) -> list[Sequence[Dim]] | None:
-        rule = RULES.get(call.name, pointwise if torch.Tag.pointwise in target.tags else None)
-        if rule is None or target.namespace != "aten":
+        known = RULES.get(call.name, pointwise if torch.Tag.pointwise in target.tags else None)
+        rule = known if target.namespace == "aten" else RULES.get(f"{target.namespace}::{call.name}")
+        if rule is None:
             return None
         try:
             found: Any = rule(call)
