@@ -374,12 +374,31 @@ def test_an_input_of_one_row_beside_a_batch_is_left_alone() -> None:
     assert len(axes.cut_axes) == 1
 
 
-def test_a_module_called_like_a_helper() -> None:
+@pytest.mark.parametrize(
+    "names", [("flat", "inputs"), ("code", "graph"), ("meta", "model"), ("delete_submodule", "recompile")]
+)
+def test_a_module_called_like_a_helper(names: tuple[str, str]) -> None:
     model = nn.Sequential()
-    model.add_module("flat", nn.Linear(10, 8))
-    model.add_module("inputs", nn.Linear(8, 4))
+    for name, layer in zip(names, (nn.Linear(10, 8), nn.Linear(8, 4)), strict=True):
+        model.add_module(name, layer)
     axes = trace(model, X)
-    assert axes.cut(model, Static().window(axes, round=0, capacity="1/2"))(X).shape == (3, 4)
+    window = Static().window(axes, round=0, capacity="1/2")
+    small = axes.cut(model, window)
+    assert list(small.state_dict()) == list(model.state_dict())
+    assert copy.deepcopy(small)(X).shape == (3, 4)
+    torch.testing.assert_close(axes.cut(model, WHOLE)(X), model(X))
+
+
+class TakesTwo(Two):
+    def forward(self, x: Tensor, more: Tensor) -> Any:  # type: ignore[override]
+        return self.o(self.a(x) + self.a(more))
+
+
+def test_a_missing_input_and_one_too_many_get_different_advice() -> None:
+    with pytest.raises(FedrolexError, match="give all arguments of forward, as a tuple or by name"):
+        trace(TakesTwo(), X)
+    with pytest.raises(FedrolexError, match="Give the inputs only"):
+        trace(Two(), (X, X))
 
 
 @pytest.mark.parametrize(

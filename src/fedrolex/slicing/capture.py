@@ -29,7 +29,8 @@ from fedrolex.slicing.inputs import Inputs, is_sentence
 PREFIX = "model."
 REMEDIES = {
     "data-dependent": "its control flow depends on values: use torch.where, or keep that part out of forward",
-    "positional argument": "a batch of (inputs, labels)? Give the inputs only",
+    "required positional argument": "give all arguments of forward, as a tuple or by name",
+    "were given": "a batch of (inputs, labels)? Give the inputs only",
     "'indices'": "does it take integers? Give an integer tensor, e.g. --input 2x20:int64:1000",
 }
 
