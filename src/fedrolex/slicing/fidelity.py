@@ -85,7 +85,7 @@ class Beside:
 
     def module_on(self, values: Sequence[Tensor], *, gradients: bool = False) -> Ran | str:
         """What the module does with these inputs, or in one line why it does not take them."""
-        module = twin(self.model, self.wanted, _moved(self.model))
+        module = twin(self.model, self.wanted, self._state)
         module.zero_grad()
 
         def call() -> Any:
@@ -111,15 +111,25 @@ class Beside:
         holder = nn.Module()
         holder.slicing_device, holder.slicing_dtype = self._first.device, self._first.dtype  # type: ignore[assignment]
         constants = {n: t.detach() for n, t in self.captured.tensors.items() if n not in own}
-        for name, value in {**constants, **_moved(self.model)}.items():
+        for name, value in {**constants, **self._state}.items():
             original = own.get(name)
-            if isinstance(original, nn.Parameter):
+            if isinstance(original, nn.Parameter):  # whose values no run changes
                 register(holder, name, nn.Parameter(value, requires_grad=original.requires_grad))
             else:
                 register(holder, name, value.clone())
         for name, region in self.captured.modules.items():
             register(holder, name, region)
         return holder
+
+    @cached_property
+    def _state(self) -> dict[str, Tensor]:
+        """Generic weights, none of which is what it was: a graph that holds a weight as a constant shows."""
+        parameters = dict(self.model.named_parameters())
+        state = generic({**parameters, **dict(self.model.named_buffers())})
+        for name in parameters:
+            if state[name].is_floating_point():
+                state[name].mul_(1.03125)
+        return state
 
     @cached_property
     def _first(self) -> Tensor:
@@ -163,13 +173,6 @@ def same_outputs(graph: Ran | str, module: Ran) -> bool:
 
 def _tolerance(tensor: Tensor) -> float:
     return float(torch.finfo(tensor.dtype).eps ** 0.5) if tensor.is_floating_point() else 0.0
-
-
-def _moved(model: nn.Module) -> dict[str, Tensor]:
-    """Generic weights, none of which is what it was: a graph that holds a weight as a constant shows."""
-    own = generic({**dict(model.named_parameters()), **dict(model.named_buffers())})
-    parameters = dict(model.named_parameters())
-    return {n: t * 1.03125 if n in parameters and t.is_floating_point() else t for n, t in own.items()}
 
 
 def _measure(call: Callable[[], Any], module: nn.Module, gradients: bool) -> Ran | str:

@@ -14,10 +14,12 @@ from fedrolex.slicing.fidelity import Beside, same_outputs
 
 Place = tuple[int, int]
 """An input by its number, and one of its dimensions."""
+Limits = dict[Place, tuple[int, int]]
+"""The smallest and the largest size that a dimension may have."""
 
 
-def pinned(beside: Beside) -> dict[Place, tuple[int, int]]:
-    """The dimensions of inputs that must be as the example has them: (smallest, largest) size."""
+def pinned(beside: Beside) -> Limits:
+    """The dimensions of inputs that must be as the example has them."""
     values = beside.inputs.values
     return {
         (place, dim): (values[place].shape[dim],) * 2

@@ -17,13 +17,13 @@ from fedrolex.slicing.axes import Axes, Kind, Note, Role
 from fedrolex.slicing.capture import Captured, capture, modes_of, one_line, twin
 from fedrolex.slicing.fidelity import Beside, generic, unlike
 from fedrolex.slicing.infer import Unknown, freeze
-from fedrolex.slicing.inputs import Inputs
+from fedrolex.slicing.inputs import FEW, Inputs
 from fedrolex.slicing.layout import show
 from fedrolex.slicing.program import Program
 from fedrolex.slicing.proof import WIDTHS, Trial
 from fedrolex.slicing.resolve import Resolution, Scaling, apply_overrides
 from fedrolex.slicing.rules.contractions import SPATIAL
-from fedrolex.slicing.sizes import pinned
+from fedrolex.slicing.sizes import Limits, pinned
 from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import INPUT, Ties, walk
@@ -130,6 +130,7 @@ class _Trace:
 
     def __init__(self, model: nn.Module, inputs: Inputs, hints: Hints) -> None:
         self.model, self.inputs, self.hints = model, inputs, hints
+        self.few = inputs.few()
         self.notes: list[Note] = []
         self.own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.aliases = _aliases(model, self.own)
@@ -167,7 +168,7 @@ class _Trace:
             remedy = "evaluation can be traced: Hints(evaluation_only=True), or --evaluation-only, cuts that"
             raise FedrolexError(f"{failure}; {remedy}") from failure
         switched = evaluation_of(training)
-        if switched is None or unlike(Beside(self.model, switched, self.inputs, off)) is not None:
+        if switched is None or unlike(Beside(self.model, switched, self.few, off)) is not None:
             switched = self._graph(off, "in evaluation")
         return {True: training, False: switched}
 
@@ -179,12 +180,24 @@ class _Trace:
                 node.target = self.aliases.get(str(node.target), node.target)
         first = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
         captured.tensors = {n: self.own.get(n, t) for n, t in first.items()}  # the model's own, not its copy's
-        beside = Beside(self.model, captured, self.inputs, modes)
-        flaw = unlike(beside)
+        flaw, limits = self._compared(captured, modes)
         if flaw is not None:
             raise FedrolexError(f"the traced graph is not what the model computes {when}: {flaw}")
-        captured.limits |= pinned(beside)
+        captured.limits |= limits
         return captured
+
+    def _compared(self, captured: Captured, modes: Mapping[str, bool]) -> tuple[str | None, Limits]:
+        """How the graph differs from the module, and the sizes it is bound to: on few samples, if it takes so few."""
+        batch = [span for (_, dim), span in captured.limits.items() if dim == 0]
+        if not all(low <= FEW <= high for low, high in batch):
+            self.few = self.inputs
+        beside = Beside(self.model, captured, self.few, modes)
+        flaw = unlike(beside)
+        limits = {} if flaw else pinned(beside)
+        if self.few is not self.inputs and (flaw or any(dim == 0 for _, dim in limits)):
+            self.few = self.inputs
+            return self._compared(captured, modes)
+        return flaw, limits
 
     def _walk(self) -> Ties:
         ties = Ties()
@@ -221,7 +234,7 @@ class _Trace:
         axes = Axes(found, layouts, self.aliases, tuple(resolution.frozen()), notes, builder)
         still = {mode: replace(p, captured=without_chance(p.captured)) for mode, p in programs.items()}
         calm = GraphBuilder(still, self.inputs, layouts, self.tensors, self.aliases, transient)
-        return resolution, Trial(axes, calm, generic(self.own), self.inputs, kept)
+        return resolution, Trial(axes, calm, generic(self.own), self.few, kept)
 
     def proved(self, whole: bool) -> Axes:
         """Axes that pass every proof; an axis that fails on its own is frozen and reported."""
