@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedrolex import Axes, FedrolexError, Hints, Rolling, Static, Window, trace
 from fedrolex.slicing import WHOLE, Arc
+from fedrolex.slicing.submodel import SubModel
 
 X = torch.randn(3, 10)
 
@@ -686,3 +687,32 @@ def test_a_single_random_number_that_decides_nothing_is_drawn() -> None:
     assert not axes.notes
     cut = axes.cut(model, WHOLE)
     assert not torch.equal(cut(X), cut(X))
+
+
+class DropsPaths(Two):
+    """Stochastic depth as vision models have it; ``scaled`` as it should be."""
+
+    def __init__(self, scaled: bool = True) -> None:
+        super().__init__()
+        self.m, self.scaled = nn.Linear(8, 8), scaled
+
+    def between(self, h: Tensor) -> Tensor:
+        path: Tensor = self.m(h)
+        if not self.training:
+            return h + (path if self.scaled else 0.5 * path)
+        taken = torch.empty(h.shape[0], 1).bernoulli_(0.5)
+        return h + path * (taken.div_(0.5) if self.scaled else taken)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_evaluation_takes_every_path(scaled: bool) -> None:
+    model = DropsPaths(scaled)
+    axes = trace(model, X)
+    cut = axes.cut(model, WHOLE)
+    big = torch.randn(200, 10)
+    assert not torch.equal(cut(big), cut(big))
+    torch.testing.assert_close(cut.eval()(big), model.eval()(big))
+    assert isinstance(cut, SubModel)
+    drawn = {mode: [n for n in code.graph.nodes if "bernoulli" in str(n)] for mode, code in cut.slicing_code.items()}
+    assert drawn[True]
+    assert not drawn[False]
