@@ -125,6 +125,12 @@ def modes_of(model: nn.Module) -> dict[str, bool]:
     return {name: module.training for name, module in model.named_modules()}
 
 
+def both_modes(model: nn.Module) -> tuple[dict[str, bool], dict[str, bool]]:
+    """The modes for training (as they are, if the model trains; else as ``train()`` makes them) and for evaluation."""
+    other = twin(model, {})
+    return modes_of(model if model.training else other), modes_of(other.eval())
+
+
 def twin(model: nn.Module, wanted: Mapping[str, bool], state: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A copy of the model with its sub-modules in the modes ``wanted``, switched as a user does it.
 

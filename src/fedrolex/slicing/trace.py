@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fedrolex.core import FedrolexError, check_words, in_one_line
 from fedrolex.slicing.axes import Axes, Kind, Note, Role
-from fedrolex.slicing.capture import Captured, capture, modes_of, one_line, twin
+from fedrolex.slicing.capture import Captured, both_modes, capture, one_line
 from fedrolex.slicing.fidelity import Beside, generic, unlike
 from fedrolex.slicing.infer import Unknown, freeze
 from fedrolex.slicing.inputs import FEW, Inputs
@@ -148,9 +148,7 @@ class _Trace:
 
     def _capture(self) -> dict[bool, Captured]:
         """The graphs for training (True) and evaluation (False), each checked against the module."""
-        other = twin(self.model, {})
-        on = modes_of(self.model if self.model.training else other)
-        off = modes_of(other.eval())
+        on, off = both_modes(self.model)
         if self.hints.evaluation_only:
             self.notes.append(Note("training mode", "is evaluation: dropout off, norms on running statistics"))
             evaluation = self._graph(off, "in evaluation")
