@@ -173,6 +173,10 @@ def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Cap
     captured = Captured(fx.Graph(), {}, {}, program.call_spec.out_spec, limits, left_out, wrapped.whole_layers)
     placeholders = (captured.graph.placeholder(n.name) for n in unlifted.graph.nodes if n.op == "placeholder")
     captured.graph.output(tuple(_flatten(unlifted, placeholders, captured)))
+    own = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    captured.tensors = {name: own.get(name, tensor) for name, tensor in captured.tensors.items()}
+    for tensor in (*wrapped.parameters(), *wrapped.buffers()):  # programs are cycles: the copy would stay for a while
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return captured
 
 

@@ -176,8 +176,7 @@ class _Trace:
         for node in captured.graph.nodes:
             if node.op == "get_attr":
                 node.target = self.aliases.get(str(node.target), node.target)
-        first = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
-        captured.tensors = {n: self.own.get(n, t) for n, t in first.items()}  # the model's own, not its copy's
+        captured.tensors = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
         flaw, limits = self._compared(captured, modes)
         if flaw is not None:
             raise FedrolexError(f"the traced graph is not what the model computes {when}: {flaw}")
