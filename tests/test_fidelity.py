@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from fedrolex import Axes, FedrolexError, Hints, Rolling, Static, Window, trace
 from fedrolex.slicing import WHOLE, Arc
+from fedrolex.slicing.submodel import SubModel
 
 X = torch.randn(3, 10)
 
@@ -221,72 +223,6 @@ def test_tracing_does_not_touch_the_example() -> None:
     assert torch.equal(example, X)
 
 
-# --- numbers derived from widths ---
-
-
-class Scaled(nn.Module):
-    """h · number, in several spellings, before the last layer."""
-
-    def __init__(self, spelling: str, width: int = 16) -> None:
-        super().__init__()
-        self.spelling = spelling
-        self.a, self.b, self.o = nn.Linear(10, width), nn.Linear(10, width), nn.Linear(width, 4)
-        self.factor = torch.tensor(width**-0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, g = self.a(x), self.b(x)
-        width = h.shape[-1]
-        match self.spelling:
-            case "sum over len":
-                h = h - h.sum(-1, keepdim=True) / width
-            case "rms":
-                h = h * torch.rsqrt(h.square().sum(-1, keepdim=True) / width + 1e-3)
-            case "normalise":
-                h = F.normalize(h, dim=-1) * width**0.5
-            case "scores":
-                h = h * (h.unsqueeze(-2) @ g.unsqueeze(-1)).squeeze(-1).contiguous().neg() / width**0.5
-            case "tensor":
-                h = h * (h @ g.mT / torch.sqrt(torch.tensor(float(width)))).mean(-1, keepdim=True)
-            case "attribute":
-                h = h * ((h @ g.mT) * self.factor).mean(-1, keepdim=True)
-            case "quarter":
-                h = h * ((h * width**-0.25) @ (g * width**-0.25).mT).mean(-1, keepdim=True)
-            case "before":
-                h = h * width**-0.5
-        y: Tensor = self.o(h)
-        return y
-
-
-@pytest.mark.parametrize(
-    "spelling", ["sum over len", "rms", "normalise", "scores", "tensor", "attribute", "quarter", "before"]
-)
-@pytest.mark.parametrize("width", [16, 12])
-def test_every_spelling_of_a_width_follows_it(spelling: str, width: int) -> None:
-    axes = trace(Scaled(spelling, width), X)
-    assert any("own width" in note.what for note in axes.notes), axes.notes
-    window = Rolling().window(axes, round=5, capacity="1/2")
-    args = {"spelling": spelling}
-    same_as_built(Scaled, {**args, "width": width}, {**args, "width": width // 2}, window, axes, X)
-
-
-class Coincidence(nn.Module):
-    def __init__(self, number: float, width: int) -> None:
-        super().__init__()
-        self.number = number
-        self.e, self.m, self.o = nn.Embedding(30, width), nn.Linear(width, width), nn.Linear(width, 4)
-
-    def forward(self, words: Tensor) -> Tensor:
-        h = self.e(words)
-        y: Tensor = self.o(h + self.number * torch.relu(self.m(h)))
-        return y
-
-
-@pytest.mark.parametrize(("number", "width"), [(0.1, 100), (0.125, 64), (0.25, 16), (2**-0.5, 2)])
-def test_a_number_that_only_happens_to_fit_is_reported_and_kept(number: float, width: int) -> None:
-    axes = trace(Coincidence(number, width), torch.randint(0, 30, (3, 5)))
-    assert all("kept as it is" in note.what for note in axes.notes)
-
-
 # --- cut to one index, other dtypes, what follows the model ---
 
 
@@ -439,12 +375,31 @@ def test_an_input_of_one_row_beside_a_batch_is_left_alone() -> None:
     assert len(axes.cut_axes) == 1
 
 
-def test_a_module_called_like_a_helper() -> None:
+@pytest.mark.parametrize(
+    "names", [("flat", "inputs"), ("code", "graph"), ("meta", "model"), ("delete_submodule", "recompile")]
+)
+def test_a_module_called_like_a_helper(names: tuple[str, str]) -> None:
     model = nn.Sequential()
-    model.add_module("flat", nn.Linear(10, 8))
-    model.add_module("inputs", nn.Linear(8, 4))
+    for name, layer in zip(names, (nn.Linear(10, 8), nn.Linear(8, 4)), strict=True):
+        model.add_module(name, layer)
     axes = trace(model, X)
-    assert axes.cut(model, Static().window(axes, round=0, capacity="1/2"))(X).shape == (3, 4)
+    window = Static().window(axes, round=0, capacity="1/2")
+    small = axes.cut(model, window)
+    assert list(small.state_dict()) == list(model.state_dict())
+    assert copy.deepcopy(small)(X).shape == (3, 4)
+    torch.testing.assert_close(axes.cut(model, WHOLE)(X), model(X))
+
+
+class TakesTwo(Two):
+    def forward(self, x: Tensor, more: Tensor) -> Any:  # type: ignore[override]
+        return self.o(self.a(x) + self.a(more))
+
+
+def test_a_missing_input_and_one_too_many_get_different_advice() -> None:
+    with pytest.raises(FedrolexError, match="give all arguments of forward, as a tuple or by name"):
+        trace(TakesTwo(), X)
+    with pytest.raises(FedrolexError, match="Give the inputs only"):
+        trace(Two(), (X, X))
 
 
 @pytest.mark.parametrize(
@@ -497,3 +452,267 @@ def test_inner_sums_over_the_last_dimensions_of_both() -> None:
 def test_an_axis_has_a_name() -> None:
     with pytest.raises(FedrolexError, match="the name for 'a' is empty: give the axis a name"):
         trace(Two(), X, hints=Hints(name={"a": ""}))
+
+
+# --- what a model remembers in evaluation ---
+
+
+class Remembers(Two):
+    """Computes something from its weights once in evaluation, and forgets it when it trains, as LeViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.kept = nn.Parameter(torch.randn(8)), dict[str, Tensor]()
+
+    def train(self, mode: bool = True) -> Remembers:
+        if mode:
+            self.kept = {}
+        return super().train(mode)
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training:
+            return h * (torch.rand(h.shape[0], 1) > 0.1) + self.bias.exp()
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.bias.exp()
+        return h + self.kept["bias"]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_what_a_model_remembers_in_evaluation_is_no_constant(used: bool) -> None:
+    model = Remembers()
+    if used:
+        with torch.no_grad():
+            model.eval()(X)
+    before = dict(model.kept)
+    axes = trace(model, X)
+    assert model.kept == before
+    assert model.training != used
+    cut = axes.cut(model, WHOLE).eval()
+    with torch.no_grad():
+        model.train().bias.add_(1)
+        cut.get_parameter("bias").add_(1)
+    torch.testing.assert_close(cut(X), model.eval()(X))
+
+
+class Merges(Two):
+    """Adds a part of its weights to the others in evaluation, and takes it away again, as low-rank adapters do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Parameter(torch.randn(8, 10))
+
+    def train(self, mode: bool = True) -> Merges:
+        if mode != self.training:
+            with torch.no_grad():
+                self.a.weight.add_(self.extra if not mode else -self.extra)
+        return super().train(mode)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h + torch.rand(h.shape[0], 1) if self.training else h
+
+    def forward(self, x: Tensor) -> Any:
+        return self.o(self.between(self.a(x) + (F.linear(x, self.extra) if self.training else 0)))
+
+
+def test_weights_that_differ_in_evaluation_are_refused() -> None:
+    model = Merges()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(FedrolexError, match="not what the model computes in evaluation"):
+        trace(model, X)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class KeepsItsNorm(nn.Sequential):
+    """A norm that stays in evaluation whatever the model is told."""
+
+    def train(self, mode: bool = True) -> KeepsItsNorm:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_are_those_that_train_and_eval_make(training: bool) -> None:
+    model = KeepsItsNorm(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).train(training)
+    axes = trace(model, X)
+    torch.testing.assert_close(axes.cut(model, WHOLE).train()(X), model.train()(X))
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    model = Two()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(FedrolexError, match="the model cannot be copied"):
+        trace(model, X)
+
+
+# --- other sizes of inputs ---
+
+
+class Upscaled(nn.Module):
+    """Scores for every pixel, made at half the size, as in a segmentation network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(self.o(torch.relu(self.a(x))), size=x.shape[-2:], mode="bilinear")
+
+
+def test_another_size_of_image_is_refused_where_the_code_asks_for_it() -> None:
+    model = Upscaled()
+    axes = trace(model, torch.randn(2, 3, 16, 12))
+    assert [(n.about, n.what) for n in axes.notes] == [
+        ("dimension 2 of x", "must be 16"),
+        ("dimension 3 of x", "must be 12"),
+    ]
+    cut = axes.cut(model, WHOLE)
+    same = torch.randn(5, 3, 16, 12)
+    torch.testing.assert_close(cut(same), model(same))
+    with pytest.raises(ValueError, match="dimension 2 of x is 24; this sub-model was traced for 16"):
+        cut(torch.randn(2, 3, 24, 12))
+    with pytest.raises(ValueError, match="dimension 3 of x is 18; this sub-model was traced for 12"):
+        cut(torch.randn(2, 3, 16, 18))
+
+
+def test_another_size_of_image_is_taken_where_the_code_does_not_ask() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+    axes = trace(model, torch.randn(2, 3, 16, 16))
+    assert not axes.notes
+    for size in ((16, 16), (24, 24), (9, 31)):
+        x = torch.randn(2, 3, *size)
+        torch.testing.assert_close(axes.cut(model, WHOLE)(x), model(x))
+
+
+class MeanOfSteps(Two):
+    """Mean over time of sequences of floats, the number of steps taken from the input."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.o(self.a(x).sum(1) / x.shape[1])
+
+
+def test_another_length_of_floats_is_refused_where_the_code_asks_for_it() -> None:
+    model = MeanOfSteps()
+    axes = trace(model, torch.randn(2, 6, 10))
+    assert [(n.about, n.what) for n in axes.notes] == [("dimension 1 of x", "must be 6")]
+    with pytest.raises(ValueError, match="dimension 1 of x is 12; this sub-model was traced for 6"):
+        axes.cut(model, WHOLE)(torch.randn(2, 12, 10))
+
+
+class LastStep(Two):
+    def forward(self, x: Tensor) -> Any:
+        return self.o(self.a(x).cumsum(1)[:, -1])
+
+
+def test_another_length_of_floats_is_taken_where_the_code_does_not_ask() -> None:
+    model = LastStep()
+    axes = trace(model, torch.randn(2, 6, 10))
+    assert not axes.notes
+    longer = torch.randn(3, 13, 10)
+    torch.testing.assert_close(axes.cut(model, WHOLE)(longer), model(longer))
+
+
+class OnlyEven(MeanOfSteps):
+    def forward(self, x: Tensor) -> Any:
+        if x.shape[1] % 4:
+            raise ValueError("give a multiple of four steps")
+        return super().forward(x)
+
+
+def test_sizes_that_a_model_with_strides_takes_are_tried() -> None:
+    axes = trace(OnlyEven(), torch.randn(2, 8, 10))
+    assert ("dimension 1 of x", "must be 8") in [(n.about, n.what) for n in axes.notes]
+
+
+class Weighted(nn.Module):
+    """Two inputs that are equally long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(10, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        y: Tensor = self.o((self.a(x) * weights.unsqueeze(-1)).sum(1) / weights.shape[1])
+        return y
+
+
+def test_inputs_that_are_equally_long_are_tried_together() -> None:
+    axes = trace(Weighted(), (torch.randn(2, 6, 10), torch.rand(2, 6)))
+    assert {(n.about, n.what) for n in axes.notes} == {
+        ("dimension 1 of x", "must be 6"),
+        ("dimension 1 of weights", "must be 6"),
+    }
+
+
+# --- layers that are dropped by chance ---
+
+
+class DropsLayers(Two):
+    """Leaves a layer out of a step with a probability, as speech and language models do in training."""
+
+    def __init__(self, spelling: str = "tensor") -> None:
+        super().__init__()
+        self.m, self.spelling = nn.Linear(8, 8), spelling
+
+    def between(self, h: Tensor) -> Tensor:
+        draw: Any = torch.rand([]) if self.spelling == "tensor" else torch.rand(1).item()
+        draw = draw if self.training else 1
+        mixed: Tensor = h if draw < 0.5 else h + self.m(F.dropout(h, 0.2, self.training))
+        return mixed
+
+
+@pytest.mark.parametrize("spelling", ["tensor", "item"])
+def test_layers_dropped_by_chance_are_never_dropped_and_that_is_said(spelling: str) -> None:
+    model = DropsLayers(spelling)
+    axes = trace(model, X)
+    assert [(n.about, n.what) for n in axes.notes] == [
+        ("chance", "a single random number decides what is run: taken as 1, no layer is dropped")
+    ]
+    cut = axes.cut(model, WHOLE)
+    for _ in range(8):
+        cut.zero_grad()
+        cut(X).sum().backward()
+        assert bool(cut.get_parameter("m.weight").grad.any())  # type: ignore[union-attr]
+    torch.testing.assert_close(cut.eval()(X), model.eval()(X))
+
+
+class Mixed(Two):
+    def between(self, h: Tensor) -> Tensor:
+        return h * torch.rand([]) if self.training else h
+
+
+def test_a_single_random_number_that_decides_nothing_is_drawn() -> None:
+    model = Mixed()
+    axes = trace(model, X)
+    assert not axes.notes
+    cut = axes.cut(model, WHOLE)
+    assert not torch.equal(cut(X), cut(X))
+
+
+class DropsPaths(Two):
+    """Stochastic depth as vision models have it; ``scaled`` as it should be."""
+
+    def __init__(self, scaled: bool = True) -> None:
+        super().__init__()
+        self.m, self.scaled = nn.Linear(8, 8), scaled
+
+    def between(self, h: Tensor) -> Tensor:
+        path: Tensor = self.m(h)
+        if not self.training:
+            return h + (path if self.scaled else 0.5 * path)
+        taken = torch.empty(h.shape[0], 1).bernoulli_(0.5)
+        return h + path * (taken.div_(0.5) if self.scaled else taken)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_evaluation_takes_every_path(scaled: bool) -> None:
+    model = DropsPaths(scaled)
+    axes = trace(model, X)
+    cut = axes.cut(model, WHOLE)
+    big = torch.randn(200, 10)
+    assert not torch.equal(cut(big), cut(big))
+    torch.testing.assert_close(cut.eval()(big), model.eval()(big))
+    assert isinstance(cut, SubModel)
+    drawn = {mode: [n for n in code.graph.nodes if "bernoulli" in str(n)] for mode, code in cut.slicing_code.items()}
+    assert drawn[True]
+    assert not drawn[False]

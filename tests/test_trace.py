@@ -541,3 +541,90 @@ def test_a_different_model_is_refused() -> None:
         axes.cut(nn.Linear(2, 2), WHOLE)
     with pytest.raises(FedrolexError, match=r"stem.weight has shape \(4, 3, 3, 3\)"):
         axes.cut(Residual(4), WHOLE)
+
+
+# --- rows that go to numbered places ---
+
+
+class Placed(nn.Module):
+    """Rows of one tensor changed by those of another, then mixed."""
+
+    def __init__(self, how: str, width: int = 8) -> None:
+        super().__init__()
+        self.how = how
+        self.a, self.b, self.o = nn.Linear(6, width), nn.Linear(6, width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, g = self.a(x), self.b(x)
+        places = torch.tensor([2, 0, 2])
+        match self.how:
+            case "index_add":
+                h = h.index_add(1, places, g[:, :3])
+            case "index_copy":
+                h = h.index_copy(1, places[:2], g[:, :2])
+            case "index_put":
+                h = h.clone()
+                h[:, places[:2]] = g[:, :2]
+            case "accumulate":
+                h = h.clone().index_put_((torch.tensor([0, 1, 1]), places), g[:, 0].mean(0), accumulate=True)
+            case "mask":
+                h = g + h.index_put((x[..., 0] > 0,), torch.tensor(0.5))
+        y: Tensor = self.o(h)
+        return y
+
+
+@pytest.mark.parametrize("how", ["index_add", "index_copy", "index_put", "accumulate", "mask"])
+def test_rows_that_go_to_numbered_places_share_what_is_inside_them(how: str) -> None:
+    x = torch.randn(2, 4, 6)
+    axes = trace(Placed(how), x)
+    assert [axis.size for axis in axes.cut_axes] == [8]
+    assert not [note for note in axes.notes if "no rule" in note.what]
+    window = Rolling().window(axes, round=3, capacity="1/2")
+    same_as_built(Placed, {"how": how}, {"how": how, "width": 4}, window, axes, x)
+
+
+class Experts(nn.Module):
+    """Tokens that go to one of three experts each, whose matrices are one tensor."""
+
+    def __init__(self, stream: int = 8, inner: int = 12) -> None:
+        super().__init__()
+        self.inp, self.out = nn.Linear(6, stream), nn.Linear(stream, 2)
+        self.up = nn.Parameter(torch.randn(3, stream, inner) * 0.3)
+        self.down = nn.Parameter(torch.randn(3, inner, stream) * 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inp(x)
+        ends = torch.tensor([2, 3, 5], dtype=torch.int32)
+        grouped = torch.ops.transformers.grouped_mm_fallback
+        mixed = grouped(torch.relu(grouped(h, self.up, ends)), self.down, ends)
+        y: Tensor = self.out(h + mixed)
+        return y
+
+
+def test_matrices_of_experts_are_cut_inside() -> None:
+    pytest.importorskip("transformers.integrations.moe", reason="this version of transformers has no grouped product")
+    x = torch.randn(5, 6)
+    axes = trace(Experts(), x)
+    assert kinds(axes) == {"down": (8, "width"), "up": (12, "width"), "out": (2, "outputs")}
+    assert axes.tensors["up"].reads == axes.tensors["down"].reads == (1,)
+    window = Rolling().window(axes, round=3, capacity="1/2")
+    same_as_built(Experts, {}, {"stream": 4, "inner": 6}, window, axes, x)
+
+
+class Hardly(nn.Module):
+    """A wide part whose order matters, and a narrow one that can be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(4, 32), nn.Linear(32, 32), nn.Linear(4, 8), nn.Linear(8, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.a(x).cumsum(-1)) + self.d(self.c(x))
+        return y
+
+
+def test_where_little_can_be_cut_the_notes_say_so() -> None:
+    axes = trace(Hardly(), torch.randn(2, 4))
+    assert [axis.size for axis in axes.cut_axes] == [8]
+    what = "sub-models of capacity 1/4 keep 86% of them: little can be cut, see what is frozen and why"
+    assert [(n.about, n.what) for n in axes.notes] == [("parameters", what)]

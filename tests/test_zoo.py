@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from fedrolex import Axes, FedrolexError, Rolling, Window, trace
-from fedrolex.slicing import exact, pick
+from fedrolex import Axes, Rolling, Window, trace
+from fedrolex.slicing import WHOLE, exact, pick
 
 pytest.importorskip("torchvision", reason="torchvision is not installed")
 pytest.importorskip("timm", reason="timm is not installed")
@@ -27,10 +28,6 @@ EXPECTED = {
     "regnet_y_400mf": (53, 0.277), "resnext50_32x4d": (37, 0.271), "vit_b_16": (25, 0.254), "swin_t": (28, 0.258),
     "gpt2": (7, None), "llama": (6, None), "t5": (17, None),
 }  # fmt: skip
-
-
-# Refused for good reasons, each with one line that says so.
-REFUSED = {"opt": "data-dependent"}
 
 
 def call(model: nn.Module, example: Any) -> list[Tensor]:
@@ -104,8 +101,42 @@ def test_a_model_nobody_here_wrote(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(zoo.MORE))
 def test_many_more(name: str) -> None:
-    if name in REFUSED:
-        with pytest.raises(FedrolexError, match=REFUSED[name]):
-            check(name, zoo.MORE[name])
-    else:
-        check(name, zoo.MORE[name])
+    check(name, zoo.MORE[name])
+
+
+@pytest.mark.slow
+def test_attention_biases_kept_in_evaluation_are_no_constants() -> None:
+    """LeViT computes them once in evaluation, from weights, and forgets them when it trains."""
+    model, example = zoo.timm("levit_128s", size=224, drop_path_rate=0.1)
+    axes = trace(model, example)
+    assert not any(module.attention_bias_cache for module in model.modules() if hasattr(module, "attention_bias_cache"))
+    cut = axes.cut(model, WHOLE).eval()
+    with torch.no_grad():
+        for name, parameter in model.train().named_parameters():
+            if "attention_biases" in name:
+                parameter.normal_()
+                cut.get_parameter(name).copy_(parameter)
+        found, wanted = call(cut, example)[0], call(model.eval(), example)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_segmentation_network_takes_the_size_it_was_traced_for() -> None:
+    model = import_module("torchvision.models.segmentation").fcn_resnet50(weights=None, weights_backbone=None)
+    axes = trace(model, zoo.image(64))
+    cut = axes.cut(model, Rolling().window(axes, round=0, capacity="1/4"))
+    assert cut(zoo.image(64))["out"].shape == (3, 21, 64, 64)
+    with pytest.raises(ValueError, match="dimension 2 of x is 96; this sub-model was traced for 64"):
+        cut(zoo.image(96))
+
+
+def test_experts_are_cut() -> None:
+    """In float32: the grouped product of this model takes no float64."""
+    model, example = zoo.hugging("MixtralForCausalLM", "MixtralConfig", num_local_experts=4, **zoo.GROUPED)
+    axes = trace(model, example)
+    assert axes.parameters("1/4") < 0.1 * axes.parameters()
+    assert not [note for note in axes.notes if "no rule" in note.what]
+    small = axes.cut(model, Rolling().window(axes, round=3, capacity="1/4"))
+    assert gradients(small, example) == gradients(model, example)
+    whole = axes.cut(model, WHOLE).eval()
+    torch.testing.assert_close(call(whole, example)[0], call(model.eval(), example)[0], rtol=1e-4, atol=1e-4)

@@ -38,6 +38,11 @@ def hugging(model: str, config: str, *, names: Sequence[str] = ("input_ids",), *
     return getattr(transformers, model)(settings), {name: tokens() for name in names}
 
 
+def hearing(model: str, config: str, example: Callable[[], dict[str, Tensor]], **kwargs: Any) -> tuple[nn.Module, Any]:
+    transformers = import_module("transformers")
+    return getattr(transformers, model)(getattr(transformers, config)(**kwargs)), example()
+
+
 TORCHVISION: dict[str, Entry] = {
     "resnet18": partial(vision, "resnet18"),
     "resnet50": partial(vision, "resnet50"),
@@ -159,5 +164,19 @@ MORE: dict[str, Entry] = {
     "opt": partial(
         hugging, "OPTForCausalLM", "OPTConfig", vocab_size=50, hidden_size=32, num_hidden_layers=2,
         num_attention_heads=4, ffn_dim=64, max_position_embeddings=16, word_embed_proj_dim=32,
+    ),
+    "whisper": partial(
+        hearing, "WhisperForConditionalGeneration", "WhisperConfig",
+        lambda: {"input_features": torch.randn(3, 8, 40), "decoder_input_ids": tokens(6)},
+        vocab_size=50, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=20,
+        max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    ),
+    "wav2vec2": partial(
+        hearing, "Wav2Vec2ForCTC", "Wav2Vec2Config", lambda: {"input_values": torch.randn(3, 400)},
+        vocab_size=20, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        conv_dim=(16, 16), conv_stride=(5, 2), conv_kernel=(10, 3), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, apply_spec_augment=False, layerdrop=0.0,
+        pad_token_id=0,
     ),
 }  # fmt: skip

@@ -7,7 +7,9 @@ names of layers beyond those of its tensors. Training and evaluation are two gra
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
+import itertools
 import logging
 import operator
 import re
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.inputs import Inputs, is_sentence
@@ -26,22 +29,51 @@ from fedrolex.slicing.inputs import Inputs, is_sentence
 PREFIX = "model."
 REMEDIES = {
     "data-dependent": "its control flow depends on values: use torch.where, or keep that part out of forward",
-    "positional argument": "a batch of (inputs, labels)? Give the inputs only",
+    "required positional argument": "give all arguments of forward, as a tuple or by name",
+    "were given": "a batch of (inputs, labels)? Give the inputs only",
     "'indices'": "does it take integers? Give an integer tensor, e.g. --input 2x20:int64:1000",
 }
+
+
+class SingleDraws(TorchFunctionMode):
+    """Watches out for single random numbers, with which models choose layers to leave out.
+
+    Attributes:
+        as_one: whether they are 1 instead: a layer that is left out when the draw is small never is.
+        drawn: whether there was one.
+    """
+
+    def __init__(self, *, as_one: bool) -> None:
+        super().__init__()
+        self.as_one = as_one
+        self.drawn = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        single = func is torch.rand and all(n == 1 for n in pytree.tree_leaves((kwargs or {}).get("size", args)))
+        self.drawn = self.drawn or single
+        return _One(1.0) if single and self.as_one else func(*args, **(kwargs or {}))
+
+
+class _One(float):
+    """A draw of 1 that is known: code may compare it, or ask for its ``item()``."""
+
+    def item(self) -> float:
+        return 1.0
 
 
 class _Call(nn.Module):
     """The model as a function of positional tensors: the one calling convention every torch version exports alike."""
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs, *, whole_layers: bool = False) -> None:
         super().__init__()
         self.model = model
         self.inputs = inputs
+        self.whole_layers = whole_layers
         self.left_out: set[str] = set()
 
     def forward(self, *tensors: Tensor) -> Any:
-        return pytree.tree_map(self._plain, self.inputs.call(self.model, tensors))
+        with SingleDraws(as_one=True) if self.whole_layers else contextlib.nullcontext():
+            return pytree.tree_map(self._plain, self.inputs.call(self.model, tensors))
 
     def _plain(self, leaf: Any) -> Any:
         """Outputs that are neither tensors nor plain values (a cache object) are left out."""
@@ -62,6 +94,7 @@ class Captured:
         out_spec: how the flat outputs form what the model returned.
         limits: (input, dimension) to the smallest and largest size the graph is right for.
         left_out: types of outputs that are not part of the graph.
+        whole_layers: whether single random numbers were taken as 1 (:class:`SingleDraws`), for lack of another way.
     """
 
     graph: fx.Graph
@@ -70,6 +103,7 @@ class Captured:
     out_spec: Any = None
     limits: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    whole_layers: bool = False
 
 
 @contextlib.contextmanager
@@ -86,36 +120,63 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def modes(model: nn.Module, wanted: Mapping[str, bool]) -> Iterator[None]:
-    """Put every sub-module into the mode given by its name, for a while."""
-    before = {name: module.training for name, module in model.named_modules()}
+def modes_of(model: nn.Module) -> dict[str, bool]:
+    """Whether each sub-module is in training, by its name."""
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def both_modes(model: nn.Module) -> tuple[dict[str, bool], dict[str, bool]]:
+    """The modes for training (as they are, if the model trains; else as ``train()`` makes them) and for evaluation."""
+    other = twin(model, {})
+    return modes_of(model if model.training else other), modes_of(other.eval())
+
+
+def twin(model: nn.Module, wanted: Mapping[str, bool], state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy of the model with its sub-modules in the modes ``wanted``, switched as a user does it.
+
+    Sub-modules that ``wanted`` does not name are as ``train()`` leaves them. A model may keep in evaluation what it
+    computed from its weights, and forget it when it is told to train: so the copy trains first, then gets its
+    weights (``state``), and then goes where it is wanted.
+
+    Raises:
+        FedrolexError: the model cannot be copied.
+    """
     try:
-        for name, module in model.named_modules():
-            module.training = wanted[name]
-        yield
-    finally:
-        for name, module in model.named_modules():
-            module.training = before[name]
+        made = copy.deepcopy(model)
+    except Exception as failure:
+        raise FedrolexError(f"the model cannot be copied ({one_line(failure)})") from failure
+    made.train()
+    own = {**dict(made.named_parameters()), **dict(made.named_buffers())}
+    with torch.no_grad():
+        for name, value in (state or {}).items():
+            own[name].copy_(value)
+    for name, module in made.named_modules():
+        if module.training and not wanted.get(name, True):
+            module.eval()
+        elif not module.training and wanted.get(name, False):
+            module.train()
+    return made
 
 
 def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Captured:
-    """Export ``model`` with its sub-modules in the modes ``wanted``, batch size free where the model allows.
+    """Export a copy of ``model`` with its sub-modules in the modes ``wanted``, batch size free where it allows.
 
     Raises:
         FedrolexError: the model does not accept the example, or cannot be exported; the line says why.
     """
-    wrapped = _Call(model, inputs)
-    with modes(model, wanted):
-        _accepts(wrapped, inputs)
-        wrapped.left_out.clear()
-        program = _export(wrapped, inputs)
+    draws = _accepts(_Call(twin(model, wanted), inputs), inputs)
+    wrapped, program = _export(model, inputs, wanted, draws)
     with quiet():
         unlifted = program.module(check_guards=False)
     left_out = tuple(sorted(wrapped.left_out))
-    captured = Captured(fx.Graph(), {}, {}, program.call_spec.out_spec, _limits(program, inputs), left_out)
+    limits = _limits(program, inputs)
+    captured = Captured(fx.Graph(), {}, {}, program.call_spec.out_spec, limits, left_out, wrapped.whole_layers)
     placeholders = (captured.graph.placeholder(n.name) for n in unlifted.graph.nodes if n.op == "placeholder")
     captured.graph.output(tuple(_flatten(unlifted, placeholders, captured)))
+    own = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    captured.tensors = {name: own.get(name, tensor) for name, tensor in captured.tensors.items()}
+    for tensor in (*wrapped.parameters(), *wrapped.buffers()):  # programs are cycles: the copy would stay for a while
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return captured
 
 
@@ -130,32 +191,36 @@ def one_line(error: BaseException) -> str:
     return text + next((f"; {remedy}" for said, remedy in REMEDIES.items() if said in str(error).lower()), "")
 
 
-def _accepts(wrapped: nn.Module, inputs: Inputs) -> None:
-    saved = {name: buffer.clone() for name, buffer in wrapped.named_buffers()}
+def _accepts(wrapped: nn.Module, inputs: Inputs) -> bool:
+    """Whether the model, which must take the example, draws single random numbers."""
+    draws = SingleDraws(as_one=False)
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), draws:
             wrapped(*(value.clone() for value in inputs.values))
     except Exception as error:
         raise FedrolexError(f"the model does not accept the example ({inputs}): {one_line(error)}") from error
-    finally:
-        for name, buffer in wrapped.named_buffers():
-            if name in saved and saved[name].shape == buffer.shape:
-                buffer.copy_(saved[name])
+    return draws.drawn
 
 
-def _export(wrapped: nn.Module, inputs: Inputs) -> Any:
-    """Export with free batch and sentence sizes, or with a free batch, or with none."""
+def _export(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool], draws: bool) -> tuple[_Call, Any]:
+    """What was exported, and its program: free in the sizes of batch and sentences, or of the batch, or in none.
+
+    Where that fails and the model ``draws`` single random numbers, they are taken as 1. Every try has a copy of its
+    own: one that fails leaves traces in what a model remembers.
+    """
     auto = torch.export.Dim.AUTO
     batch = tuple({0: auto} if value.dim() else None for value in inputs.values)
     sentences = tuple(
         {0: auto, 1: auto} if is_sentence(value) else free for value, free in zip(inputs.values, batch, strict=True)
     )
+    free = [(sentences,), (batch,), None] if sentences != batch else [(batch,), None]
     failure: Exception | None = None
-    for shapes in ((sentences,), (batch,), None):
+    for whole_layers, shapes in itertools.product((False, True) if draws else (False,), free):
+        wrapped = _Call(twin(model, wanted), inputs, whole_layers=whole_layers)
         try:
             with quiet():
                 values = tuple(value.clone() for value in inputs.values)
-                return torch.export.export(wrapped, values, dynamic_shapes=shapes, strict=False)
+                return wrapped, torch.export.export(wrapped, values, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             failure = failure or error
     assert failure is not None

@@ -2,20 +2,21 @@
 
 Proofs reason about the graph. Before they do, the graph is run beside the module: the same weights, the
 same random numbers, and then outputs, gradients and buffers must agree. What export does not see (a custom
-backward, a buffer that is reassigned, a branch on the batch size) shows here.
+backward, a buffer that is reassigned) shows here.
 """
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from fedrolex.slicing.capture import Captured, modes, one_line, quiet, register
-from fedrolex.slicing.inputs import Inputs, is_sentence
+from fedrolex.slicing.capture import Captured, SingleDraws, one_line, quiet, register, twin
+from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.program import Program, compiled
 
 
@@ -57,7 +58,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class _Ran:
+class Ran:
     """One run: what came out, what it wanted changed, what it changed."""
 
     structure: Any
@@ -66,13 +67,87 @@ class _Ran:
     buffers: dict[str, Tensor]
 
 
-def unlike(model: nn.Module, captured: Captured, inputs: Inputs, wanted: Mapping[str, bool]) -> str | None:
-    """None where the graph does what the module does in these modes, else what differs, in one line."""
-    module = _run_module(model, inputs, wanted, inputs.values)
-    graph = _run_graph(model, captured, inputs.values)
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """A module and a graph of it, to be run on the same weights and with the same random numbers.
+
+    Attributes:
+        model: the module; it is never run itself, only copies are.
+        captured: the graph.
+        inputs: the example.
+        wanted: the mode of every sub-module.
+    """
+
+    model: nn.Module
+    captured: Captured
+    inputs: Inputs
+    wanted: Mapping[str, bool]
+
+    def module_on(self, values: Sequence[Tensor], *, gradients: bool = False) -> Ran | str:
+        """What the module does with these inputs, or in one line why it does not take them."""
+        module = twin(self.model, self.wanted, self._state)
+        module.zero_grad()
+
+        def call() -> Any:
+            with SingleDraws(as_one=True) if self.captured.whole_layers else nullcontext():
+                return self.inputs.call(module, [v.clone() for v in values])
+
+        return _measure(call, module, gradients)
+
+    def graph_on(self, values: Sequence[Tensor], *, gradients: bool = False) -> Ran | str:
+        """What the graph does with these inputs, or in one line why it does not take them."""
+        holder, captured = self._holder(), self.captured
+
+        def call() -> Any:
+            return pytree.tree_unflatten(list(self._function(holder, *(v.clone() for v in values))), captured.out_spec)
+
+        ran = _measure(call, holder, gradients)
+        own = dict(self.model.named_buffers())
+        return ran if isinstance(ran, str) else replace(ran, buffers={n: b for n, b in ran.buffers.items() if n in own})
+
+    def _holder(self) -> nn.Module:
+        """A module of the graph's tensors."""
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        holder = nn.Module()
+        holder.slicing_device, holder.slicing_dtype = self._first.device, self._first.dtype  # type: ignore[assignment]
+        constants = {n: t.detach() for n, t in self.captured.tensors.items() if n not in own}
+        for name, value in {**constants, **self._state}.items():
+            original = own.get(name)
+            if isinstance(original, nn.Parameter):  # whose values no run changes
+                register(holder, name, nn.Parameter(value, requires_grad=original.requires_grad))
+            else:
+                register(holder, name, value.clone())
+        for name, region in self.captured.modules.items():
+            register(holder, name, region)
+        return holder
+
+    @cached_property
+    def _state(self) -> dict[str, Tensor]:
+        """Generic weights, none of which is what it was: a graph that holds a weight as a constant shows."""
+        parameters = dict(self.model.named_parameters())
+        state = generic({**parameters, **dict(self.model.named_buffers())})
+        for name in parameters:
+            if state[name].is_floating_point():
+                state[name].mul_(1.03125)
+        return state
+
+    @cached_property
+    def _first(self) -> Tensor:
+        own = [*self.model.parameters(), *self.model.buffers()]
+        return next((tensor for tensor in own if tensor.is_floating_point()), own[0])
+
+    @cached_property
+    def _function(self) -> Callable[..., tuple[Any, ...]]:
+        return compiled(Program(self.captured, {}, (), {}, self._first.dtype).graph({}))
+
+
+def unlike(beside: Beside) -> str | None:
+    """None where the graph does what the module does on the example, else what differs, in one line."""
+    module = beside.module_on(beside.inputs.values, gradients=True)
+    graph = beside.graph_on(beside.inputs.values, gradients=True)
     if isinstance(module, str) or isinstance(graph, str):
         return f"it does not run: {module if isinstance(module, str) else graph}"
-    if graph.structure != module.structure and not captured.left_out:
+    if graph.structure != module.structure and not beside.captured.left_out:
         return "it returns something else"
     for what, found, expected in (
         ("output", graph.outputs, module.outputs),
@@ -88,78 +163,33 @@ def unlike(model: nn.Module, captured: Captured, inputs: Inputs, wanted: Mapping
     return None
 
 
-def unlike_at_other_sizes(model: nn.Module, captured: Captured, inputs: Inputs, wanted: Mapping[str, bool]) -> bool:
-    """Whether graph and module disagree for one sample more, or for sentences one shorter."""
-    longer = [torch.cat([v, v[:1]]) if v.dim() else v for v in inputs.values]
-    shorter = [v[:, :-1] if is_sentence(v) and v.shape[1] > 2 else v for v in inputs.values]
-    for values in (longer, shorter):
-        module = _run_module(model, inputs, wanted, values)
-        if isinstance(module, str):
-            continue
-        graph = _run_graph(model, captured, values)
-        if isinstance(graph, str):
-            return True
-        pairs = [(graph.outputs.get(name), expected) for name, expected in module.outputs.items()]
-        if any(found is None or not distance(found, expected) <= _tolerance(expected) for found, expected in pairs):
-            return True
-    return False
+def same_outputs(graph: Ran | str, module: Ran) -> bool:
+    """Whether a graph returned what the module did."""
+    if isinstance(graph, str):
+        return False
+    pairs = [(graph.outputs.get(name), expected) for name, expected in module.outputs.items()]
+    return all(found is not None and distance(found, expected) <= _tolerance(expected) for found, expected in pairs)
 
 
 def _tolerance(tensor: Tensor) -> float:
     return float(torch.finfo(tensor.dtype).eps ** 0.5) if tensor.is_floating_point() else 0.0
 
 
-def _run_module(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool], values: Sequence[Tensor]) -> _Ran | str:
-    try:
-        twin = copy.deepcopy(model)
-    except Exception as failure:
-        return f"the model cannot be copied ({one_line(failure)})"
-    own = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
-    with torch.no_grad():
-        for name, value in generic(own).items():
-            own[name].copy_(value)
-    twin.zero_grad()
-    with modes(twin, wanted):
-        return _measure(lambda: inputs.call(twin, [v.clone() for v in values]), twin)
-
-
-def _run_graph(model: nn.Module, captured: Captured, values: Sequence[Tensor]) -> _Ran | str:
-    own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    first = next((t for t in own.values() if t.is_floating_point()), next(iter(own.values())))
-    holder = nn.Module()
-    holder.slicing_device, holder.slicing_dtype = first.device, first.dtype  # type: ignore[assignment]
-    state = {**{n: t.detach() for n, t in captured.tensors.items() if n not in own}, **generic(own)}
-    for name, value in state.items():
-        original = own.get(name)
-        if isinstance(original, nn.Parameter):
-            register(holder, name, nn.Parameter(value, requires_grad=original.requires_grad))
-        else:
-            register(holder, name, value.clone())
-    for name, region in captured.modules.items():
-        register(holder, name, region)
-    function = compiled(Program(captured, {}, (), {}, first.dtype).graph({}))
-
-    def call() -> Any:
-        return pytree.tree_unflatten(list(function(holder, *(v.clone() for v in values))), captured.out_spec)
-
-    ran = _measure(call, holder)
-    return ran if isinstance(ran, str) else replace(ran, buffers={n: b for n, b in ran.buffers.items() if n in own})
-
-
-def _measure(call: Any, module: nn.Module) -> _Ran | str:
+def _measure(call: Callable[[], Any], module: nn.Module, gradients: bool) -> Ran | str:
     try:
         with torch.random.fork_rng(devices=[]), quiet(), torch.enable_grad():
             torch.manual_seed(11)
             leaves, structure = pytree.tree_flatten(call())
             outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            losses = [(o.double() * _ramp(o)).sum() for o in outputs if o.requires_grad and o.is_floating_point()]
+            reached = [o for o in outputs if gradients and o.requires_grad and o.is_floating_point()]
+            losses = [(o.double() * _ramp(o)).sum() for o in reached]
             if losses:
                 torch.stack(losses).sum().backward()
     except Exception as failure:
         return one_line(failure)
-    gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    given = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
     buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
-    return _Ran(structure, {str(i): o.detach() for i, o in enumerate(outputs)}, gradients, buffers)
+    return Ran(structure, {str(i): o.detach() for i, o in enumerate(outputs)}, given, buffers)
 
 
 def _ramp(output: Tensor) -> Tensor:

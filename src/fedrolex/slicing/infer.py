@@ -89,6 +89,15 @@ def unknowns(dim: Dim) -> Iterator[Unknown]:
             yield from unknowns(part)
 
 
+def parts_of(dim: Dim) -> Iterator[Dim]:
+    """``dim``, and every product, concatenation and unknown below it."""
+    dim = find(dim)
+    yield dim
+    if not isinstance(dim, Unknown):
+        for part in dim.parts:
+            yield from parts_of(part)
+
+
 def freeze(dim: Dim, why: str) -> None:
     """Keep all indices below ``dim`` whole; the first reason given is the one reported."""
     for leaf in unknowns(dim):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from fedrolex.core import FedrolexError
+
+FEW = 2
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ class Inputs:
         if empty is not None:
             raise FedrolexError(f"example {empty} is empty {tuple(tensors[empty].shape)}: give a batch of at least one")
         return Inputs(tuple(tensors), _at_least_two(tuple(tensors.values())), others, positional)
+
+    def few(self) -> Inputs:
+        """The same with two samples, enough to compare and to prove; unchanged where tensors differ in their batch."""
+        sizes = {value.shape[0] for value in self.values if value.dim()}
+        if len(sizes) != 1 or max(sizes) <= FEW:
+            return self
+        return replace(self, values=tuple(value[:FEW] if value.dim() else value for value in self.values))
 
     def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """Call the model with these tensors in place of the example's."""

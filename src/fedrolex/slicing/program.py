@@ -141,8 +141,8 @@ class Program:
 
 def compiled(graph: fx.Graph) -> Callable[..., tuple[Any, ...]]:
     """A graph as code, to be called as ``function(module, *inputs)``."""
-    attributes = {str(node.target): None for node in graph.nodes if node.op in ("get_attr", "call_module")}
-    code = fx.GraphModule(attributes, graph, class_name="SubModelCode")
+    code = fx.GraphModule({}, fx.Graph(), class_name="SubModelCode")
+    code.graph = graph  # given late, so that its tensors need no place here: one may be called "code" or "graph"
     return type(code).forward
 
 

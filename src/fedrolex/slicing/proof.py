@@ -12,6 +12,7 @@ let anything pass. The permutation is compared in float64.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,13 +51,9 @@ class Trial:
     def permutation(self, only: Sequence[str] | None = None) -> str | None:
         """Does the full-width cut under a random permutation compute the same function, in both modes?"""
         window = self._permuted(only)
-        example = generic(dict(zip(self.inputs.names, self.inputs.values, strict=True)))
-        values = [v.double() if v.is_floating_point() else v for v in example.values()]
         for mode in self.kept:
             try:
-                with torch.no_grad():
-                    straight = self._outputs(self._module(WHOLE).double(), mode, values)
-                    permuted = self._outputs(self._module(window).double(), mode, values)
+                straight, permuted = self._straight[mode], self._precise(window, mode)
             except Exception as failure:
                 return f"the permuted model does not run: {one_line(failure)}"
             for found, wanted in zip(permuted, straight, strict=True):
@@ -70,7 +67,7 @@ class Trial:
     def narrower(self, beta: Fraction, only: Sequence[str] | None = None) -> str | None:
         """Does a smaller cut run, keep its outputs' shapes and train all its parameters?"""
         try:
-            shapes, trained = self._trained(WHOLE)
+            shapes, trained = self._whole
             narrow_shapes, narrow_trained = self._trained(self._rolled(beta, only))
         except Exception as failure:
             return f"the smaller model does not run: {one_line(failure)}"
@@ -78,6 +75,22 @@ class Trial:
             return "the smaller model changes the shape of an output"
         missing = sorted(trained - narrow_trained)
         return f"{missing[0]} gets no gradient in the smaller model" if missing else None
+
+    @cached_property
+    def _straight(self) -> dict[bool, list[Tensor]]:
+        """What the full-width cut computes, in both modes."""
+        return {mode: self._precise(WHOLE, mode) for mode in self.kept}
+
+    @cached_property
+    def _whole(self) -> tuple[list[tuple[int, ...]], set[str]]:
+        return self._trained(WHOLE)
+
+    def _precise(self, window: Window, mode: bool) -> list[Tensor]:
+        """The kept outputs of a cut in float64."""
+        example = generic(dict(zip(self.inputs.names, self.inputs.values, strict=True)))
+        values = [v.double() if v.is_floating_point() else v for v in example.values()]
+        with torch.no_grad():
+            return self._outputs(self._module(window).double(), mode, values)
 
     def _permuted(self, only: Sequence[str] | None) -> Window:
         """Every axis that is not tied to inputs or outputs, reordered at random."""
@@ -113,10 +126,10 @@ class Trial:
         trained: set[str] = set()
         for mode in self.kept:
             module = self._module(window)
-            with torch.enable_grad():
+            with torch.set_grad_enabled(mode):
                 outputs = self._outputs(module, mode, self.inputs.values)
                 losses = [o.double().square().sum() for o in outputs if o.requires_grad and o.is_floating_point()]
-                if losses and mode:
+                if losses:
                     torch.stack(losses).sum().backward()
             shapes.extend(tuple(o.shape) for o in outputs)
             trained |= {n for n, p in module.named_parameters() if p.grad is not None}

@@ -3,20 +3,22 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import Axis, Kind, Note, TensorLayout, members_of
-from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, size_of, unify, unknowns
+from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, parts_of, unify, unknowns
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, has_axis
 from fedrolex.slicing.program import Change, Scale
 from fedrolex.slicing.rules import Call, Traced
 from fedrolex.slicing.rules.call import ToTheEnd
-from fedrolex.slicing.walk import Scalar, Summed, Ties
+from fedrolex.slicing.scales import origin
+from fedrolex.slicing.walk import Scalar, Ties
 
 END = 2**63 - 1
+Scaling = Literal["own-width", "keep", "all"]
 
 
 class Resolution:
@@ -189,68 +191,23 @@ class Resolution:
             return [self._value(item) for item in value]
         return self.layout(value) if isinstance(value, Unknown | Product | Concat) else value
 
-    def scales(self, scalars: Sequence[Scalar], follow: bool) -> list[Scale]:
+    def scales(self, scalars: Sequence[Scalar], scaling: Scaling) -> list[Scale]:
         """The numbers of one walk that are a power of an axis' size."""
-        result = []
-        for one in scalars:
-            match = self._width_behind(one)
-            if match is not None:
-                dim, power, sure = match
-                result.append(Scale(one.node, one.argument, one.value, self.layout(dim), power, follow and sure))
-        return result
-
-    def _width_behind(self, scalar: Scalar) -> tuple[Dim, float, bool] | None:
-        """The dimension a number was probably computed from: (dimension, power, beyond coincidence)."""
-        best: tuple[Dim, float, bool] | None = None
-        places = [(dim, None) for dim in scalar.around] + [(summed.dim, summed) for summed in scalar.summed]
-        for whole, summed in places:
-            for dim in _parts(whole):
-                count = size_of(dim)
-                power = _power(scalar.value, count)
-                if power is None or not any(self.kinds.get(leaf) == "width" for leaf in unknowns(dim)):
-                    continue
-                sure = self._beyond_coincidence(scalar, dim, count, power, summed)
-                if best is None or sure > best[2]:
-                    best = (dim, power, sure)
-        return best
-
-    @staticmethod
-    def _beyond_coincidence(scalar: Scalar, dim: Dim, count: int, power: float, summed: Summed | None) -> bool:
-        """Whether the code around a number says that it is about this dimension.
-
-        A sum over the dimension came just before (scores / √d, sum / len, normalise · √d); the tensor is a
-        query or key, or goes straight into a product over the dimension; it is an embedding times √E; or the
-        number is an irrational root, which is no coincidence.
-        """
-        if summed is not None and (count >= 8 or not summed.weights):
-            return True
-        root = count ** abs(power)
-        irrational = abs(root - round(root)) > 1e-6
-        query = power < 0 and any("qk" in leaf.roles for leaf in unknowns(dim))
-        if count < 8:
-            return query and irrational
-        return query or irrational or (power < 0 and scalar.feeds) or (power == 0.5 and scalar.embedded)
+        found = [(one, origin(one, scalars, self.kinds)) for one in scalars]
+        return [
+            Scale(one.node, one.argument, one.value, self.layout(of.dim), of.power, _follows(of.sure, scaling))
+            for one, of in found
+            if of is not None
+        ]
 
 
-def _power(value: float, count: int) -> float | None:
-    """The power of ``count`` that ``value`` is, if it is one people scale by."""
-    if count < 2:
-        return None
-    close = (p for p in (-0.5, 0.5, -1.0, 1.0, -0.25, 0.25) if abs(value - count**p) <= 1e-6 * count**p)
-    return next(close, None)
-
-
-def _parts(dim: Dim) -> Iterable[Dim]:
-    dim = find(dim)
-    yield dim
-    if not isinstance(dim, Unknown):
-        for part in dim.parts:
-            yield from _parts(part)
+def _follows(sure: bool, scaling: Scaling) -> bool:
+    return scaling == "all" or (sure and scaling == "own-width")
 
 
 def _products(dim: Dim) -> Iterable[list[list[Unknown]]]:
     """For every product below ``dim``, the leaves of each of its factors."""
-    return ([list(unknowns(part)) for part in p.parts] for p in _parts(dim) if isinstance(p, Product))
+    return ([list(unknowns(part)) for part in p.parts] for p in parts_of(dim) if isinstance(p, Product))
 
 
 def _simplified(parts: Sequence[Layout], product: bool) -> Layout:

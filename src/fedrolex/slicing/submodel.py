@@ -45,7 +45,8 @@ class Code:
             found = tensors[place].shape[dim]
             if not low <= found <= high:
                 name = f"dimension {dim} of {self.inputs.names[place]}"
-                raise ValueError(f"{name} is {found}; this sub-model was traced for {low or 1} to {high}")
+                span = f"{low}" if low == high else f"{low or 1} to {high}"
+                raise ValueError(f"{name} is {found}; this sub-model was traced for {span}")
         with torch.set_grad_enabled(torch.is_grad_enabled()):  # restored even if a no_grad region raises
             return self.function(module, *tensors)
 

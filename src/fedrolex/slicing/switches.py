@@ -19,14 +19,15 @@ CHANCE = {
 
 
 def evaluation_of(training: Captured) -> Captured | None:
-    """The training graph with dropout off and norms on their running statistics.
+    """The training graph with dropout off, every path taken, and norms on their running statistics.
 
     That is what evaluation means for most models, not for all: the caller compares the result with the
-    module. None where it certainly is not, because the graph draws random numbers of its own.
+    module. None where it certainly is not, because the graph draws other random numbers of its own.
     """
-    if any(_name(node) in CHANCE for node in training.graph.nodes):
-        return None
     counters = {name for name, tensor in training.tensors.items() if not tensor.is_floating_point()}
+    instead = {**_paths(training.graph), **{n: None for n in training.graph.nodes if _counts(n, counters)}}
+    if any(_name(node) in CHANCE and node not in instead for node in training.graph.nodes):
+        return None
 
     def switch(node: fx.Node) -> None:
         named = arguments_of(node)
@@ -34,7 +35,7 @@ def evaluation_of(training: Captured) -> Captured | None:
             named.update({argument: off for argument, off in OFF.items() if argument in named})
         set_arguments(node, named)
 
-    return replace(training, graph=_rewritten(training.graph, switch, lambda node: _counts(node, counters)))
+    return replace(training, graph=_rewritten(training.graph, switch, instead))
 
 
 def without_chance(captured: Captured) -> Captured:
@@ -52,19 +53,41 @@ def without_chance(captured: Captured) -> Captured:
             named.update({name: 0.5 for name in ("fill_value", "value") if name in known})
         set_arguments(node, named)
 
-    return replace(captured, graph=_rewritten(captured.graph, switch, lambda _: False))
+    return replace(captured, graph=_rewritten(captured.graph, switch, {}))
 
 
-def _rewritten(graph: fx.Graph, switch: Callable[[fx.Node], None], drop: Callable[[fx.Node], bool]) -> fx.Graph:
+Instead = dict[fx.Node, fx.Node | None]
+"""Nodes that are left out of a graph, each with the one in its place, if there is one."""
+
+
+def _rewritten(graph: fx.Graph, switch: Callable[[fx.Node], None], instead: Instead) -> fx.Graph:
     new = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        if drop(node):
+        if node in instead:
+            other = instead[node]
+            if other is not None:
+                values[node] = values[other]
             continue
         values[node] = new.node_copy(node, lambda n: values[n])
         if isinstance(node.target, torch._ops.OpOverload):
             switch(values[node])
     return new
+
+
+def _paths(graph: fx.Graph) -> Instead:
+    """Stochastic depth: in place of each product ``x * empty.bernoulli_(p).div_(p)`` its ``x``."""
+    found: Instead = {}
+    for node in graph.nodes:
+        if _name(node) != "bernoulli_" or len(node.args[0].users) > 1:
+            continue
+        chain = [node.args[0], node]
+        while [_name(user) for user in chain[-1].users] in (["div"], ["div_"]):
+            chain.append(next(iter(chain[-1].users)))
+        products = {user: user.args[0] for user in chain[-1].users}
+        if all(_name(user) == "mul" and x is not chain[-1] for user, x in products.items()):
+            found.update({**dict.fromkeys(chain), **products})
+    return found
 
 
 def _name(node: fx.Node) -> str:

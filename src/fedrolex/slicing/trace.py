@@ -5,7 +5,8 @@ Capture both modes, check that the graphs are the module, walk them, decide, pro
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from fractions import Fraction
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +14,22 @@ from torch.nn.parameter import is_lazy
 
 from fedrolex.core import FedrolexError, check_words, in_one_line
 from fedrolex.slicing.axes import Axes, Kind, Note, Role
-from fedrolex.slicing.capture import Captured, capture, one_line
-from fedrolex.slicing.fidelity import generic, unlike, unlike_at_other_sizes
+from fedrolex.slicing.capture import Captured, both_modes, capture, one_line
+from fedrolex.slicing.fidelity import Beside, generic, unlike
 from fedrolex.slicing.infer import Unknown, freeze
-from fedrolex.slicing.inputs import Inputs, is_sentence
+from fedrolex.slicing.inputs import FEW, Inputs
 from fedrolex.slicing.layout import show
 from fedrolex.slicing.program import Program
 from fedrolex.slicing.proof import WIDTHS, Trial
-from fedrolex.slicing.resolve import Resolution, apply_overrides
+from fedrolex.slicing.resolve import Resolution, Scaling, apply_overrides
 from fedrolex.slicing.rules.contractions import SPATIAL
+from fedrolex.slicing.sizes import Limits, pinned
 from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import INPUT, Ties, walk
 
+SMALL = Fraction(1, 4)
 Factory = Callable[[Mapping[str, int]], nn.Module]
-Scaling = Literal["own-width", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,8 @@ class Hints:
         tie: groups of ``tensor:dim`` that must share their indices.
         kind: axis name to kind, e.g. ``{"attn.heads": "width"}`` to cut heads.
         factory: builds the module for given axis sizes, instead of the traced graph.
-        scaling: whether numbers derived from a width (1/√d) use the sub-model's own width.
+        scaling: which numbers that are a power of a width (1/√d) use the sub-model's own: those that are beyond
+            coincidence (``own-width``), none (``keep``) or every one that is reported (``all``).
         evaluation_only: trace evaluation alone and train sub-models on it: dropout off, norms on running
             statistics. For models whose training mode cannot be captured.
     """
@@ -64,8 +67,9 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: 
 
     Args:
         model: any module ``torch.export`` can capture. It is not changed.
-        example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments. Other batch
-            sizes, and other lengths of integer sequences, work too where the model's code allows.
+        example: what ``forward`` takes: a tensor, a tuple, or a dict of keyword arguments. Other batch sizes, and
+            other lengths of integer sequences, work too where the model's code allows; other sizes of images
+            and lengths of floats where the code does not ask for them, and are refused otherwise.
         hints: names, freezes and overrides; by default the model's own ``slicing_hints()``, if it has one.
         whole: take a model in which nothing can be cut, too: it is only used as it is.
 
@@ -126,6 +130,7 @@ class _Trace:
 
     def __init__(self, model: nn.Module, inputs: Inputs, hints: Hints) -> None:
         self.model, self.inputs, self.hints = model, inputs, hints
+        self.few = inputs.few()
         self.notes: list[Note] = []
         self.own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.aliases = _aliases(model, self.own)
@@ -143,9 +148,7 @@ class _Trace:
 
     def _capture(self) -> dict[bool, Captured]:
         """The graphs for training (True) and evaluation (False), each checked against the module."""
-        off = {name: False for name, _ in self.model.named_modules()}
-        on = {name: module.training for name, module in self.model.named_modules()} if self.model.training else {}
-        on = on or dict.fromkeys(off, True)
+        on, off = both_modes(self.model)
         if self.hints.evaluation_only:
             self.notes.append(Note("training mode", "is evaluation: dropout off, norms on running statistics"))
             evaluation = self._graph(off, "in evaluation")
@@ -163,7 +166,7 @@ class _Trace:
             remedy = "evaluation can be traced: Hints(evaluation_only=True), or --evaluation-only, cuts that"
             raise FedrolexError(f"{failure}; {remedy}") from failure
         switched = evaluation_of(training)
-        if switched is None or unlike(self.model, switched, self.inputs, off) is not None:
+        if switched is None or unlike(Beside(self.model, switched, self.few, off)) is not None:
             switched = self._graph(off, "in evaluation")
         return {True: training, False: switched}
 
@@ -174,13 +177,24 @@ class _Trace:
             if node.op == "get_attr":
                 node.target = self.aliases.get(str(node.target), node.target)
         captured.tensors = {self.aliases.get(n, n): t for n, t in captured.tensors.items()}
-        flaw = unlike(self.model, captured, self.inputs, modes)
+        flaw, limits = self._compared(captured, modes)
         if flaw is not None:
             raise FedrolexError(f"the traced graph is not what the model computes {when}: {flaw}")
-        if unlike_at_other_sizes(self.model, captured, self.inputs, modes):
-            free = [v.shape[: 2 if is_sentence(v) else 1] for v in self.inputs.values]
-            captured.limits = {(i, d): (n, n) for i, sizes in enumerate(free) for d, n in enumerate(sizes)}
+        captured.limits |= limits
         return captured
+
+    def _compared(self, captured: Captured, modes: Mapping[str, bool]) -> tuple[str | None, Limits]:
+        """How the graph differs from the module, and the sizes it is bound to: on few samples, if it takes so few."""
+        batch = [span for (_, dim), span in captured.limits.items() if dim == 0]
+        if not all(low <= FEW <= high for low, high in batch):
+            self.few = self.inputs
+        beside = Beside(self.model, captured, self.few, modes)
+        flaw = unlike(beside)
+        limits = {} if flaw else pinned(beside)
+        if self.few is not self.inputs and (flaw or any(dim == 0 for _, dim in limits)):
+            self.few = self.inputs
+            return self._compared(captured, modes)
+        return flaw, limits
 
     def _walk(self) -> Ties:
         ties = Ties()
@@ -208,7 +222,7 @@ class _Trace:
         kept: dict[bool, Sequence[int]] = {}
         for place, mode in enumerate((True, False)):
             seen = self.ties.walks[min(place, len(self.ties.walks) - 1)]
-            scales = resolution.scales(seen.scalars, follow=self.hints.scaling == "own-width")
+            scales = resolution.scales(seen.scalars, self.hints.scaling)
             programs[mode] = Program(self.modes[mode], resolution.changes(seen.edits), scales, full, self.dtype)
             kept[mode] = seen.kept
         transient = _transient(self.model)
@@ -217,7 +231,7 @@ class _Trace:
         axes = Axes(found, layouts, self.aliases, tuple(resolution.frozen()), notes, builder)
         still = {mode: replace(p, captured=without_chance(p.captured)) for mode, p in programs.items()}
         calm = GraphBuilder(still, self.inputs, layouts, self.tensors, self.aliases, transient)
-        return resolution, Trial(axes, calm, generic(self.own), self.inputs, kept)
+        return resolution, Trial(axes, calm, generic(self.own), self.few, kept)
 
     def proved(self, whole: bool) -> Axes:
         """Axes that pass every proof; an axis that fails on its own is frozen and reported."""
@@ -230,7 +244,7 @@ class _Trace:
                 raise FedrolexError(f"no axis of this model can be cut: {self._why_nothing(axes)}")
             flaw, failing = _try(trial)
             if flaw is None:
-                return axes
+                return replace(axes, notes=(*axes.notes, *_little(axes)))
             if not failing:
                 raise FedrolexError(f"the derived axes could not be proved, so this model is refused: {flaw}")
             for leaf, name in resolution.names.items():
@@ -248,6 +262,8 @@ class _Trace:
         exposed = max(len(one.exposed) for one in self.ties.walks)
         if exposed:
             notes.append(Note("outputs", f"inner values are returned too ({exposed}): sub-models return narrower ones"))
+        if any(mode.whole_layers for mode in self.modes.values()):
+            notes.append(Note("chance", "a single random number decides what is run: taken as 1, no layer is dropped"))
         for mode in dict.fromkeys(self.modes.values()):
             notes.extend(Note("outputs", f"a {kind} cannot be taken apart and is left out") for kind in mode.left_out)
             for (place, dim), (low, high) in mode.limits.items():
@@ -276,6 +292,13 @@ def _try(trial: Trial) -> tuple[str | None, dict[str, str]]:
             alone = {axis.name: trial.narrower(beta, [axis.name]) for axis in trial.axes.cut_axes}
             return flaw, {name: why for name, why in alone.items() if why is not None}
     return None, {}
+
+
+def _little(axes: Axes) -> list[Note]:
+    """A warning where sub-models are hardly smaller than the model."""
+    share = axes.parameters(SMALL) / axes.parameters()
+    what = f"sub-models of capacity {SMALL} keep {share:.0%} of them: little can be cut, see what is frozen and why"
+    return [Note("parameters", what)] if share > 0.5 else []
 
 
 def _aliases(model: nn.Module, own: Mapping[str, Tensor]) -> dict[str, str]:

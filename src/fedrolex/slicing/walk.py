@@ -45,7 +45,7 @@ class Scalar:
         around: dimensions of the operands.
         summed: dimensions summed over shortly before.
         embedded: whether it multiplies what an embedding returned.
-        feeds: whether the result goes straight into a linear layer or matrix product.
+        divides: whether values are divided by it, not multiplied.
     """
 
     node: str
@@ -54,7 +54,7 @@ class Scalar:
     around: list[Dim]
     summed: list[Summed]
     embedded: bool
-    feeds: bool
+    divides: bool
 
 
 @dataclass
@@ -112,7 +112,7 @@ SCALED = {
     "mul": ("other", "self"), "div": ("other",), "true_divide": ("other",), "add": ("alpha",), "sub": ("alpha",),
     "addcmul": ("value",), "scaled_dot_product_attention": ("scale",), "multiply": ("other",), "divide": ("other",),
 }  # fmt: skip
-FED = {"linear", "matmul", "mm", "bmm", "addmm"}
+DIVIDE = {"div", "true_divide", "divide"}
 
 
 class _Walker(fx.Interpreter):
@@ -188,8 +188,9 @@ class _Walker(fx.Interpreter):
             freeze_all(call.tensors(), f"its values decide what the code does ({call.name})")
 
     def _apply(self, target: torch._ops.OpOverload, call: Call) -> list[Sequence[Dim]] | None:
-        rule = RULES.get(call.name, pointwise if torch.Tag.pointwise in target.tags else None)
-        if rule is None or target.namespace != "aten":
+        known = RULES.get(call.name, pointwise if torch.Tag.pointwise in target.tags else None)
+        rule = known if target.namespace == "aten" else RULES.get(f"{target.namespace}::{call.name}")
+        if rule is None:
             return None
         try:
             found: Any = rule(call)
@@ -232,8 +233,8 @@ class _Walker(fx.Interpreter):
             if value is not None:
                 around = [d for t in call.tensors() for d in t.dims]
                 embedded = "embedding" in map(_name, node.all_input_nodes)
-                feeds = not FED.isdisjoint(map(_name, node.users))
-                self.found.scalars.append(Scalar(node.name, argument, value, around, before, embedded, feeds))
+                divides = call.name in DIVIDE
+                self.found.scalars.append(Scalar(node.name, argument, value, around, before, embedded, divides))
 
     def _is_constant(self, node: fx.Node) -> bool:
         """Whether a node is computed from constants alone."""

@@ -113,6 +113,15 @@ def addmm(call: Call) -> Dims:
     return broadcast([Traced(call.shapes[0], tuple(out)), call.arg["self"]], call.shapes[0])
 
 
+@rule("transformers::grouped_mm_fallback")
+def grouped_matmul(call: Call) -> Dims:
+    """Rows are multiplied by one of several matrices, such as an expert's: (rows, K) by (groups, K, N)."""
+    rows, matrices = call.arg["input"], call.arg["weight"]
+    freeze(matrices.dims[0], "one matrix for each group of rows")
+    unify(rows.dims[1], call.contract(matrices, 1))
+    return [rows.dims[0], matrices.dims[2]]
+
+
 @rule("outer")
 def outer(call: Call) -> Dims:
     return [call.arg["self"].dims[0], call.arg["vec2"].dims[0]]

@@ -1,7 +1,7 @@
 """Rules for operations that take a part of a tensor: splits, slices, look-ups."""
 
 from fedrolex.slicing.infer import REGROUPED, Dim, Unknown, can_cut, can_divide, concat, cut_at, divide, freeze, unify
-from fedrolex.slicing.rules.call import Call, Dims, Result, ToTheEnd, broadcast, fixed, freeze_all, rule, wrap
+from fedrolex.slicing.rules.call import Call, Dims, Result, ToTheEnd, Traced, broadcast, fixed, freeze_all, rule, wrap
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
@@ -88,6 +88,36 @@ def index(call: Call) -> Dims:
     chosen = broadcast([indices[place] for place in picked], call.shapes[0][first : first + new])
     kept = [dim for place, dim in enumerate(x.dims) if place not in picked]
     return [*kept[:first], *chosen, *kept[first:]]
+
+
+@rule("index_add", "index_copy")
+def index_add(call: Call) -> Dims:
+    """Rows of another tensor go to numbered places: those stay whole, what is inside a row is shared."""
+    x, source = call.arg["self"], call.arg["source"]
+    dim = wrap(call.arg["dim"], len(x.dims))
+    for place, (a, b) in enumerate(zip(x.dims, source.dims, strict=True)):
+        if place == dim:
+            freeze(a, "single indices are changed in it")
+        else:
+            unify(a, b)
+    return list(x.dims)
+
+
+@rule("index_put", "_index_put_impl", "_unsafe_index_put")
+def index_put(call: Call) -> Dims:
+    """The same by several indices, or by a mask: all dimensions up to the last indexed one stay whole."""
+    x, values = call.arg["self"], call.arg["values"]
+    inside = 0
+    for place, index in enumerate(call.arg["indices"]):
+        if index is not None:
+            covered = len(index.shape) if x.shape[place : place + len(index.shape)] == index.shape else 1
+            inside = max(inside, place + covered)
+    for dim in (*x.dims[:inside], *values.dims[: max(0, len(values.dims) - len(x.dims) + inside)]):
+        freeze(dim, "single indices are changed in it")
+    rows = Traced(x.shape[inside:], x.dims[inside:])
+    given = min(len(values.dims), len(rows.dims))
+    broadcast([rows, Traced(values.shape[-given:], values.dims[-given:])] if given else [rows], rows.shape)
+    return list(x.dims)
 
 
 @rule("gather", "take_along_dim")
