@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -19,9 +18,9 @@ from torch import Tensor
 
 from fedrolex.clients import MODEL, Failure, Job, Origin, Precision, RoundPlan, Tensors, Upload
 from fedrolex.core import FedrolexError
-from fedrolex.engines.ray.pool import PATIENCE, Member, Pool, pool_of
+from fedrolex.engines.ray.pool import PATIENCE, Member, Outcome, Pool, pool_of
 from fedrolex.engines.ray.shards import Costs, dealt, in_order
-from fedrolex.engines.ray.wire import Done, PartialSum, RunSent, Shard, pack, unpack
+from fedrolex.engines.ray.wire import PartialSum, RunSent, Shard, pack, unpack
 from fedrolex.rounds import Engine
 from fedrolex.rounds.drift import Sums, drift_of
 from fedrolex.slicing.sums import MOST, ExactFold
@@ -85,6 +84,7 @@ class RayEngine(Engine):
         self._plan: RoundPlan | None = None
         self._by_value = False  # the recipe travels as an object, with the user's own classes in it
         self._drifted: list[Member] = []
+        self._serial = 0
         self.pool  # noqa: B018 - a cluster that cannot be reached is told now
 
     @property
@@ -112,8 +112,9 @@ class RayEngine(Engine):
 
     def _round(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         self.traffic, self._sums, self._plan, self._drifted = Traffic(), [], plan, []
+        self._serial += 1
         pool = self.pool
-        pool.gather()
+        pool.gather(everyone=self._run is None)
         if plan.summing is None:
             yield from self._one_by_one(plan, pool)
             return
@@ -127,37 +128,37 @@ class RayEngine(Engine):
     def _one_by_one(self, plan: RoundPlan, pool: Pool) -> Iterator[Upload | Failure]:
         sizes = [plan.axes(job).parameters(job.window) * 4 for job in plan.jobs]
         pieces = in_order(plan.jobs, sizes, PIECES * len(pool.members), ROOM)
-        for found in self._answers(plan, pool, pieces, ahead=2 * len(pool.members)):
-            yield from found
+        for piece, found in zip(pieces, self._answers(plan, pool, pieces, ahead=2 * len(pool.members)), strict=True):
+            answers = {answer.job.key: answer for answer in found}
+            yield from (answers[job.key] for job in piece)
 
     def _answers(
         self, plan: RoundPlan, pool: Pool, shards: Sequence[Sequence[Job]], ahead: int | None = None
     ) -> Iterator[list[Upload | Failure]]:
         """The answers of every shard, shard by shard."""
         sections = {section: self._stored(section, plan.tensors[section]) for section in _sections(plan)}
-        run, summing = self._told(plan), plan.summing
+        run = self._told(plan)
         stamps = [(section, stored.version) for section, stored in sections.items()]
 
-        def call(jobs: Sequence[Job], member: Member) -> Any:
-            shard = Shard.of(plan.round, jobs, stamps, summing is not None, summing is not None and summing.drift)
+        def start(jobs: Sequence[Job], member: Member) -> Any:
+            shard = Shard.of(plan, self._serial, jobs, stamps)
             self.traffic.asked += len(shard.tensors)
             told = replace(run, origin=None) if member.knows(run.key) else run
             return member.handle.train.remote(told, shard, *(stored.ref for stored in sections.values()))
 
         self.traffic.state = sum(stored.size for stored in sections.values())
-        results = pool.each([partial(call, jobs) for jobs in shards], ahead)
-        for jobs, result in zip(shards, results, strict=True):
-            if result is None:
-                yield [Failure(job, TWICE_LOST) for job in jobs]
-            else:
-                yield self._taken(plan, jobs, *result)
+        for outcomes in pool.each(shards, start, ahead):
+            yield [answer for outcome in outcomes for answer in self._taken(plan, outcome)]
 
-    def _taken(self, plan: RoundPlan, jobs: Sequence[Job], member: Member, done: Done) -> list[Upload | Failure]:
-        """What came of a shard."""
+    def _taken(self, plan: RoundPlan, outcome: Outcome) -> list[Upload | Failure]:
+        """The answers of a shard."""
+        done, jobs = outcome.done, outcome.jobs
+        if done is None:
+            return [Failure(job, TWICE_LOST) for job in jobs]
         if done.failed is not None:
             raise (FedrolexError if done.made else NotMadeError)(done.failed)
         self._sums += done.sums
-        self._drifted += [member] if member not in self._drifted else []
+        self._drifted += [outcome.member] if outcome.member not in self._drifted else []
         self.traffic.sums += sum(len(each.tensors) for each in done.sums)
         self.traffic.answers += len(done.tensors)
         box = unpack(done.tensors, self.device)
@@ -186,8 +187,8 @@ class RayEngine(Engine):
         if self._plan is None or self._plan.summing is None or not self._plan.summing.drift or not new:
             return None
         ray, stored, total = self.pool.ray, self._stored(MODEL, new), Sums()
-        run, round = self._told(self._plan).key, self._plan.round
-        refs = [member.handle.drift.remote(run, round, stored.ref) for member in self._drifted]
+        run = self._told(self._plan).key
+        refs = [member.handle.drift.remote(run, self._serial, stored.ref) for member in self._drifted]
         try:
             for sums in ray.get(refs, timeout=PATIENCE):
                 for capacity, found in sums.items():
@@ -217,7 +218,8 @@ class RayEngine(Engine):
             fingerprint = None if travels else plan.task.fingerprint()
             path = [os.getcwd(), *(folder for folder in sys.path if folder)]
             sent = origin if self._by_value else replace(origin, recipe=origin.recipe.encode())
-            known = origin, RunSent(uuid4().hex, sent, self.precision, fingerprint, path)
+            pickled = self.pool.ray.cloudpickle.dumps(sent)
+            known = origin, RunSent(uuid4().hex, pickled, self.precision, fingerprint, path)
             self._run = known
         return known[1]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedrolex.clients import Job
 from fedrolex.core import FedrolexError
 from fedrolex.engines.ray.cluster import connected, session
 from fedrolex.engines.ray.wire import Done
@@ -18,12 +19,29 @@ from fedrolex.slicing import one_line
 
 SIGN_OF_LIFE = 5.0  # seconds between the questions whether a busy worker is still there
 PATIENCE = 30.0  # seconds without an answer after which it is lost
-GATHERED = 20.0  # seconds that the first round waits for workers on their way, once one is there
+GATHERED = 20.0  # seconds that a run's first round waits for workers on their way, once one is there
 NOBODY = 600.0  # seconds without any worker after which a run stops
-TIMES = 2  # that work is given out before it is given up
 
-Call = Callable[["Member"], Any]
-"""Has a worker do something; gives Ray's reference to what comes of it, a :class:`Done`."""
+Start = Callable[[Sequence[Job], "Member"], Any]
+"""Has a worker do jobs; gives Ray's reference to what comes of it, a :class:`Done`."""
+
+
+@dataclass(frozen=True)
+class Errand:
+    """Jobs for a worker: a piece of a cohort or, once a worker was lost with that, a single one of its jobs."""
+
+    place: int
+    jobs: Sequence[Job]
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker has done with jobs; None where it was lost."""
+
+    jobs: Sequence[Job]
+    member: Member
+    done: Done | None
 
 
 @dataclass(eq=False)
@@ -33,14 +51,14 @@ class Member:
     Attributes:
         handle: Ray's actor.
         known: keys of the runs that it keeps.
-        work: the reference to what it is busy with, and which call that is; None where it is idle.
+        work: the reference to what it is busy with, and what that is; None where it is idle.
         sign: the reference to a sign of life that it was asked for, if any.
         heard: when it was last heard of.
     """
 
     handle: Any
     known: list[str] = field(default_factory=list)
-    work: tuple[Any, int] | None = None
+    work: tuple[Any, Errand] | None = None
     sign: Any = None
     heard: float = 0.0
 
@@ -55,17 +73,19 @@ class Pool:
     """Workers on a Ray cluster; the engines of a process share them, run after run.
 
     Args:
-        workers: how many; None is one for every GPU, or ``cores`` of a CPU, that the cluster has.
         device: ``cpu`` or ``cuda``.
         cores: of each worker.
+
+    Attributes:
+        workers: how many there should be; None is one for every GPU, or ``cores`` of a CPU, that the cluster has.
     """
 
-    def __init__(self, workers: int | None, device: str, cores: int) -> None:
+    def __init__(self, device: str, cores: int) -> None:
         self.ray = connected()
-        self.workers, self.device, self.cores = workers, device, cores
+        self.device, self.cores = device, cores
+        self.workers: int | None = None
         self.members: list[Member] = []
         self._starting: dict[Any, Member] = {}
-        self._gathered = False
         self._session = session(self.ray)
         self._class = remote(self.ray).options(
             num_cpus=cores, num_gpus=1 if device == "cuda" else 0, scheduling_strategy="SPREAD"
@@ -92,11 +112,11 @@ class Pool:
         found = self.ray.cluster_resources()
         return max(1, int(found.get("GPU", 0)) if self.device == "cuda" else int(found.get("CPU", 0)) // self.cores)
 
-    def gather(self) -> None:
-        """Wait until somebody can work; before the first round, for all that are on their way."""
+    def gather(self, everyone: bool = False) -> None:
+        """Wait until somebody can work; with ``everyone``, a while for all that are on their way."""
         self._fill()
         began = since = time.monotonic()
-        while not self.members or (self._starting and not self._gathered):
+        while not self.members or (self._starting and everyone):
             self._news()
             now = time.monotonic()
             since = since if self.members else now
@@ -105,47 +125,41 @@ class Pool:
             if now - began > NOBODY and not self.members:
                 what = f"no worker was there for {NOBODY:.0f} s: the cluster has {self.ray.cluster_resources()}"
                 raise FedrolexError(f"{what}; add nodes and resume, or ask for less with FEDROLEX_WORKER_CPUS")
-        self._gathered = True
 
-    def each(self, calls: Sequence[Call], ahead: int | None = None) -> Iterator[tuple[Member, Done] | None]:
-        """What comes of the calls, in their order, and from whom.
+    def each(self, pieces: Sequence[Sequence[Job]], start: Start, ahead: int | None = None) -> Iterator[list[Outcome]]:
+        """What comes of the pieces, in their order.
 
-        A call that a worker is lost with is made once more, to another worker; where that one is lost, too, nothing
-        comes of it. At most ``ahead`` calls are under way, or done and not asked for yet.
+        A piece whose worker is lost is done again, job by job; a job whose worker is lost once more comes to nothing.
+        At most ``ahead`` pieces are under way, or done and not asked for yet.
         """
-        ahead = len(calls) if ahead is None else ahead
-        todo, tries, done = deque(range(len(calls))), Counter[int](), dict[int, tuple[Member, Done] | None]()
+        ahead = len(pieces) if ahead is None else ahead
+        todo = deque(Errand(place, piece) for place, piece in enumerate(pieces))
+        done: dict[int, list[Outcome]] = {place: [] for place in range(len(pieces))}
         try:
-            for due in range(len(calls)):
-                while due not in done:
+            for due, piece in enumerate(pieces):
+                while sum(len(outcome.jobs) for outcome in done[due]) < len(piece):
                     self.gather()
-                    self._hand_out(calls, todo, ahead - len(done))
-                    for member, place, found in self._news():
-                        if found is not None:
-                            done[place] = member, found
-                            continue
-                        tries[place] += 1
-                        if tries[place] < TIMES:
-                            todo.appendleft(place)
+                    self._hand_out(todo, start, due + ahead)
+                    for outcome, errand in self._news():
+                        if outcome.done is None and not errand.again:
+                            todo.extendleft(Errand(errand.place, [job], again=True) for job in reversed(errand.jobs))
                         else:
-                            done[place] = None
+                            done[errand.place].append(outcome)
                 yield done.pop(due)
         finally:
             for member in [each for each in self.members if each.work is not None]:  # what they do is of no use now
                 self._lose(member)
 
-    def _hand_out(self, calls: Sequence[Call], todo: deque[int], most: int) -> None:
-        """Give calls to idle workers, until there are ``most`` under way."""
-        under_way = sum(member.work is not None for member in self.members)
+    def _hand_out(self, todo: deque[Errand], start: Start, before: int) -> None:
+        """Give errands to idle workers, as far as they belong to the first pieces."""
         for member in self.members:
-            if todo and member.work is None and under_way < most:
-                place = todo.popleft()
+            if todo and member.work is None and todo[0].place < before:
+                errand = todo.popleft()
                 member.heard, member.sign = time.monotonic(), None
-                member.work = calls[place](member), place
-                under_way += 1
+                member.work = start(errand.jobs, member), errand
 
-    def _news(self) -> list[tuple[Member, int, Done | None]]:
-        """The workers that are done, with what and with which call; None where one was lost. Waits a second at most."""
+    def _news(self) -> list[tuple[Outcome, Errand]]:
+        """What workers have done, or were lost with, since. Waits a second at most."""
         busy = {member.work[0]: member for member in self.members if member.work is not None}
         signs = {member.sign: member for member in busy.values() if member.sign is not None}
         everything = [*busy, *signs, *self._starting]
@@ -158,23 +172,28 @@ class Pool:
             if ref in self._starting:
                 self._join(ref)
             elif ref in signs:
-                signs[ref].sign, signs[ref].heard = None, time.monotonic()
+                signs[ref].sign = None
+                with suppress(self.ray.exceptions.RayError):
+                    self.ray.get(ref)
+                    signs[ref].heard = time.monotonic()
             else:
-                member, found = busy[ref], self._result(ref)
-                assert member.work is not None
-                news.append((member, member.work[1], found))
-                member.work = None
-                if found is None:
-                    self._lose(member)
+                news.append(self._ended(busy[ref], self._result(ref)))
         return news + self._silent()
 
-    def _silent(self) -> list[tuple[Member, int, None]]:
+    def _ended(self, member: Member, found: Done | None) -> tuple[Outcome, Errand]:
+        """A worker is done, or lost."""
+        assert member.work is not None
+        errand, member.work = member.work[1], None
+        if found is None:
+            self._lose(member)
+        return Outcome(errand.jobs, member, found), errand
+
+    def _silent(self) -> list[tuple[Outcome, Errand]]:
         """The busy workers that give no sign of life; others that were not heard of for a while are asked for one."""
         news, now = [], time.monotonic()
         for member in list(self.members):
             if member.work is not None and now - member.heard > PATIENCE:
-                news.append((member, member.work[1], None))
-                self._lose(member)
+                news.append(self._ended(member, None))
             elif member.work is not None and member.sign is None and now - member.heard > SIGN_OF_LIFE:
                 member.sign = member.handle.ping.remote()
         return news
@@ -190,8 +209,11 @@ class Pool:
             return None
 
     def _fill(self) -> None:
-        """Start as many workers as are missing."""
-        for _ in range(self.wanted() - len(self.members) - len(self._starting)):
+        """Start as many workers as are missing; end those that are too many and idle."""
+        wanted = self.wanted()
+        for member in [each for each in self.members if each.work is None][: max(0, len(self.members) - wanted)]:
+            self._lose(member)
+        for _ in range(wanted - len(self.members) - len(self._starting)):
             member = Member(self._class.remote(self.device, self.cores))
             self._starting[member.handle.ping.remote()] = member
 
@@ -213,14 +235,15 @@ class Pool:
             self.ray.kill(member.handle, no_restart=True)
 
 
-_POOLS: dict[tuple[int | None, str, int], Pool] = {}
+_POOLS: dict[tuple[str, int], Pool] = {}
 
 
 def pool_of(workers: int | None, device: str, cores: int) -> Pool:
-    """The pool of such workers in this process; workers of other kinds are ended, to make room for them."""
-    key = (workers, device, cores)
-    for other in [other for other, pool in _POOLS.items() if other != key or not pool.usable]:
+    """The workers of a kind in this process, now so many; those of other kinds are ended, to make room for them."""
+    for other in [other for other, pool in _POOLS.items() if other != (device, cores) or not pool.usable]:
         _POOLS.pop(other).close()
-    if key not in _POOLS:
-        _POOLS[key] = Pool(*key)
-    return _POOLS[key]
+    if (device, cores) not in _POOLS:
+        _POOLS[device, cores] = Pool(device, cores)
+    pool = _POOLS[device, cores]
+    pool.workers = workers
+    return pool

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedrolex.clients import Failure, Job, Origin, Tensors, Upload
+from fedrolex.clients import Failure, Job, RoundPlan, Tensors, Upload
 from fedrolex.slicing import Window
 
 Keys = Mapping[str, str]
@@ -61,14 +61,15 @@ class RunSent:
 
     Attributes:
         key: tells runs apart.
-        origin: how the worker makes it; None where the worker has it.
+        origin: how the worker makes it, pickled by Ray's pickler, so that it can be read once ``path`` is known; None
+            where the worker has the run.
         precision: of client work.
         fingerprint: of the data that the driver sees; None where data travel with the origin.
         path: folders in which the driver finds modules.
     """
 
     key: str
-    origin: Origin | None
+    origin: bytes | None
     precision: str
     fingerprint: str | None
     path: Sequence[str]
@@ -89,6 +90,7 @@ class Shard:
 
     Attributes:
         round: its number.
+        serial: the number of the attempt at a round, which is another one where a round is run again.
         asked: the jobs.
         tensors: the box of what is sent with them.
         sections: names of the sections of the server's state that come with the shard, each with the number of its
@@ -98,6 +100,7 @@ class Shard:
     """
 
     round: int
+    serial: int
     asked: Sequence[Asked]
     tensors: bytes
     sections: Sequence[tuple[str, int]]
@@ -105,14 +108,15 @@ class Shard:
     drift: bool
 
     @staticmethod
-    def of(round: int, jobs: Sequence[Job], sections: Sequence[tuple[str, int]], summing: bool, drift: bool) -> Shard:
-        """A shard of these jobs."""
+    def of(plan: RoundPlan, serial: int, jobs: Sequence[Job], sections: Sequence[tuple[str, int]]) -> Shard:
+        """A shard of these jobs of a plan."""
         box, asked = Box(), []
         for job in jobs:
             sent = {purpose: box.put(tensors, purpose) for purpose, tensors in job.sent.items()}
             kept = None if job.kept is None else box.put(job.kept, f"kept by {job.client}")
             asked.append(Asked(replace(job, sent={}, kept=None), sent, kept))
-        return Shard(round, asked, box.packed(), sections, summing, drift)
+        drift = plan.summing is not None and plan.summing.drift
+        return Shard(plan.round, serial, asked, box.packed(), sections, plan.summing is not None, drift)
 
     def jobs(self, device: torch.device) -> list[Job]:
         """The jobs with what is sent, on a device."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients import MODEL, Failure, Job, Precision, RoundPlan, Upload, why_failed
+from fedrolex.clients import MODEL, Failure, Job, Origin, Precision, RoundPlan, Upload, why_failed
 from fedrolex.core import FedrolexError
 from fedrolex.core.importing import resolve
 from fedrolex.engines.auto import choose
@@ -38,7 +38,7 @@ class Known:
         engine: the fastest of the worker's device.
         loop: for rounds that the engine cannot run.
         sections: the server's tensors by section, with the number of their version.
-        drift: of the answers of a round, with its number.
+        drift: of the answers of a round, with the number of the attempt at it.
     """
 
     plan: RoundPlan
@@ -69,9 +69,9 @@ class Worker:
         """Train a shard's clients; ``sections`` are the server's tensors, as the shard names them."""
         return self._thread.submit(self._train, run, shard, sections).result()
 
-    def drift(self, run: str, round: int, new: bytes) -> Sums:
-        """How far the clients that this worker trained in a round drifted from the new average."""
-        return self._thread.submit(self._drift, run, round, new).result()
+    def drift(self, run: str, serial: int, new: bytes) -> Sums:
+        """How far the clients that this worker trained in an attempt at a round drifted from the new average."""
+        return self._thread.submit(self._drift, run, serial, new).result()
 
     def _train(self, run: RunSent, shard: Shard, sections: Sequence[bytes]) -> Done:
         torch.set_num_threads(self.threads)
@@ -90,7 +90,8 @@ class Worker:
             if run.origin is None:
                 raise FedrolexError("the run is not known here any more")
             sys.path += [folder for folder in run.path if folder not in sys.path and Path(folder).is_dir()]
-            plan: RoundPlan = resolve(run.origin.maker)(run.origin, self.device)
+            origin = unpickled(run.origin)
+            plan: RoundPlan = resolve(origin.maker)(origin, self.device)
             if run.fingerprint not in (None, plan.task.fingerprint()):
                 raise FedrolexError("the data here are others than those of the driver: give both the same files")
             precision = cast(Precision, run.precision)
@@ -116,7 +117,7 @@ class Worker:
     def _trained(self, known: Known, plan: RoundPlan, shard: Shard) -> Done:
         engine = known.loop if known.engine.supports(plan) is not None else known.engine
         box, answers, seconds = Box(), [], []
-        adding = self._adding(known, plan, engine, shard.drift) if shard.summing else None
+        adding = self._adding(known, plan, engine, shard) if shard.summing else None
         for answer, took in _timed(engine, plan):
             seconds.append(took)
             answers.append(_answered(plan, answer, box, adding))
@@ -125,13 +126,13 @@ class Worker:
         sums = [] if adding is None else _partial_sums(plan, adding)
         return Done(answers, box.packed(), sums, seconds)
 
-    def _adding(self, known: Known, plan: RoundPlan, engine: Engine, measured: bool) -> Average:
+    def _adding(self, known: Known, plan: RoundPlan, engine: Engine, shard: Shard) -> Average:
         """The sums of a shard, and the drift of the round's clients so far."""
         assert plan.summing is not None
         adding = Average(plan, engine, label_axis=plan.summing.label_axis, exact=True)
-        if measured and MODEL in plan.tensors:
-            if known.drift is None or known.drift[0] != plan.round:
-                known.drift = plan.round, Drift(plan.networks[MODEL].axes, plan.tensors[MODEL])
+        if shard.drift and MODEL in plan.tensors:
+            if known.drift is None or known.drift[0] != shard.serial:
+                known.drift = shard.serial, Drift(plan.networks[MODEL].axes, plan.tensors[MODEL])
             drift = known.drift[1]
 
             def seen(uploads: Sequence[Upload]) -> None:
@@ -142,10 +143,10 @@ class Worker:
             adding.seen = seen
         return adding
 
-    def _drift(self, run: str, round: int, new: bytes) -> Sums:
+    def _drift(self, run: str, serial: int, new: bytes) -> Sums:
         torch.set_num_threads(self.threads)
         known = self._runs[run]
-        if known.drift is None or known.drift[0] != round:
+        if known.drift is None or known.drift[0] != serial:
             return {}
         drift, known.drift = known.drift[1], None
         return drift.sums(unpack(new, self.device))
@@ -210,6 +211,14 @@ def _shared_out(plan: RoundPlan, seconds: Sequence[float]) -> list[float]:
     """The time of all jobs together, by the size of each."""
     sizes = [plan.axes(job).parameters(job.window) for job in plan.jobs]
     return [sum(seconds) * size / sum(sizes) for size in sizes]
+
+
+def unpickled(data: bytes) -> Origin:
+    """What the driver of the run has pickled: whoever may use the cluster may run any code on it anyway."""
+    from ray import cloudpickle
+
+    found: Origin = cloudpickle.loads(data)
+    return found
 
 
 def remote(ray: Any) -> Any:
