@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Failure, Job, Origin, Precision, RoundPlan, Upload, why_failed
 from fedrolex.core import FedrolexError
+from fedrolex.core.allocator import keep_memory
 from fedrolex.core.importing import resolve
 from fedrolex.engines.auto import choose
 from fedrolex.engines.cpu.loop import Loop
@@ -58,6 +59,8 @@ class Worker:
 
     def __init__(self, device: str, threads: int) -> None:
         self.device, self.threads = torch.device(device), threads
+        if self.device.type == "cpu":
+            keep_memory()
         self._runs: OrderedDict[str, Known] = OrderedDict()
         self._thread = ThreadPoolExecutor(1)  # all work is done in it, so that others can ask for a sign of life
 
