@@ -4,21 +4,30 @@
     python benchmarks/scaling.py memory                                  # the driver's, cohorts of 10 and of 1000
     python benchmarks/scaling.py growth                                  # a model of a round's time, fitted and checked
 
-Everything runs on one machine, with a local cluster. ``overhead``: ten clients, two of each capacity from 1 to 1/16,
-500 CIFAR-shaped random images each, PreResNet18, batch 10 (benchmarks/cohort.py); ``loop`` with one thread and ``ray``
-with one worker of one core take turns, and the ratio is the median over pairs of rounds. Bytes are those of the last
-round. ``memory``: the peak of this process during rounds of 10 and of 1000 of a thousand clients, over what it
-holds before. ``growth``: with A seconds that a round costs the driver, M for every worker, and L the longest shard at
-the speed of a single worker, a round takes A + M·w + S·L, where S is how much slower two workers on two cores are than
-one alone. The figures of 10 and 20 clients give A, M and S; those of 40 are predicted. Ends with one JSON object.
+Everything runs on one machine, with a local cluster.
+
+``overhead``: ten clients, two of each capacity from 1 to 1/16, 500 CIFAR-shaped random images each, PreResNet18, batch
+10 (benchmarks/cohort.py). ``loop`` with one thread and ``ray`` with one worker of one core take turns, and a ratio is
+the median over pairs of rounds: of seconds, and of seconds that cores were busy with it, which other programs on the
+machine change less. Bytes are those of the last round.
+
+``memory``: the peak of this process during rounds of 10, 100 and 1000 of a thousand clients.
+
+``growth``: with A seconds that a round costs the driver, M for every worker, and L the longest shard at the speed of a
+single worker, a round takes A + M·w + S·L, where S is how much slower workers are beside each other than alone. Rounds
+of 10 and 20 clients give A, M and S; those of 40 are predicted.
+
+Ends with one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,6 +96,17 @@ def sizes(training: Training) -> dict[str, int]:
     return {"model_bytes": whole, "submodels_bytes": sum(parts), "largest_submodel_bytes": max(parts)}
 
 
+def busy(training: Training) -> float:
+    """Seconds that cores have been busy with a run's process and, where it has any, its workers."""
+    found = time.process_time()
+    if isinstance(training.engine, RayEngine):
+        pool = training.engine.pool
+        for said in pool.ray.get([member.handle.ping.remote() for member in pool.members]):
+            fields = Path(f"/proc/{said.rpartition(' ')[2]}/stat").read_text().rpartition(")")[2].split()
+            found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
     """One worker against ``loop``, round by round in turn; and what went through the object store."""
     runs = {
@@ -95,11 +115,14 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
     for training in runs.values():
         warm(training)
     spent: dict[str, list[float]] = {name: [] for name in runs}
+    worked: dict[str, list[float]] = {name: [] for name in runs}
     figures: dict[str, Any] = {"images": options.images, "pairs": options.pairs}
     for _ in range(options.pairs):
         for name, training in runs.items():
+            before = busy(training)
             spent[name] += seconds(training)
-            print(f"{name:5} {spent[name][-1]:.2f} s", flush=True)
+            worked[name].append(busy(training) - before)
+            print(f"{name:5} {spent[name][-1]:.2f} s, cores {worked[name][-1]:.2f} s", flush=True)
     engine = runs["ray"].engine
     assert isinstance(engine, RayEngine)
     figures |= sizes(runs["ray"])
@@ -108,11 +131,12 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
     figures["out_to_model_ratio"] = round(figures["out_bytes_per_node"] / figures["model_bytes"], 3)
     figures["back_to_largest_submodel_ratio"] = round(figures["back_bytes"] / figures["largest_submodel_bytes"], 3)
     figures["back_to_all_submodels_ratio"] = round(figures["back_bytes"] / figures["submodels_bytes"], 3)
-    ratios = [ray / loop for loop, ray in zip(spent["loop"], spent["ray"], strict=True)]
-    for name, times in spent.items():
-        figures[f"{name}_seconds"] = round(statistics.median(times), 2)
-    figures["overhead_ratio"] = round(statistics.median(ratios), 3)
-    figures["overhead_ratio_range"] = [round(min(ratios), 3), round(max(ratios), 3)]
+    for what, times in (("", spent), ("core_", worked)):
+        ratios = [ray / loop for loop, ray in zip(times["loop"], times["ray"], strict=True)]
+        for name in runs:
+            figures[f"{name}_{what}seconds"] = round(statistics.median(times[name]), 2)
+        figures[f"overhead_{what}ratio"] = round(statistics.median(ratios), 3)
+        figures[f"overhead_{what}ratio_range"] = [round(min(ratios), 3), round(max(ratios), 3)]
     return figures
 
 
@@ -124,23 +148,30 @@ def peak() -> int:
 
 
 def memory(options: argparse.Namespace) -> dict[str, Any]:
-    """How much more the driver holds during a round than before it, by cohort."""
-    figures: dict[str, Any] = {"width": options.width, "workers": 2}
+    """The driver's peak during a round, by cohort, beside the bytes of all updates of the cohort; a process for each."""
+    figures: dict[str, Any] = {"width": options.width, "images": options.images, "workers": 2}
     for cohort in (10, 100, 1000):
-        training = made(1000, cohort, options.images, options.width, 2)
-        warm(training)
-        seconds(training)
-        gc.collect()
-        peak()
-        before = peak()
-        times = seconds(training)
-        grown = peak() - before
-        figures[f"driver_mib_{cohort}"] = round(grown / MIB, 1)
-        figures[f"updates_mib_{cohort}"] = round(sizes(training)["submodels_bytes"] / MIB, 1)
-        figures[f"seconds_{cohort}"] = round(times[0], 2)
-        print(f"cohort {cohort}: +{grown / MIB:.1f} MiB at the driver, {times[0]:.2f} s", flush=True)
-        figures["model_mib"] = round(sizes(training)["model_bytes"] / MIB, 1)
+        command = [sys.executable, __file__, "memory", f"--cohort={cohort}"]
+        command += [f"--images={options.images}", f"--width={options.width}"]
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        figures |= json.loads(said.splitlines()[-1])
+        print(f"cohort {cohort}: {figures[f'driver_mib_{cohort}']} MiB at the driver", flush=True)
+    figures["driver_1000_to_10_ratio"] = round(figures["driver_mib_1000"] / figures["driver_mib_10"], 3)
     return figures
+
+
+def memory_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Of one cohort."""
+    cohort = options.cohort
+    training = made(1000, cohort, options.images, options.width, 2)
+    warm(training)
+    peak()
+    times = seconds(training)
+    return {
+        f"driver_mib_{cohort}": round(peak() / MIB, 1),
+        f"updates_mib_{cohort}": round(sizes(training)["submodels_bytes"] / MIB, 1),
+        f"seconds_{cohort}": round(times[0], 2),
+    }
 
 
 def growth(options: argparse.Namespace) -> dict[str, Any]:
@@ -198,6 +229,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=None, help="of a client; 500, for memory 10, for growth 50")
     parser.add_argument("--width", type=int, default=None, help="of the PreResNet18; 64, else 16")
     parser.add_argument("--pairs", type=int, default=None, help="of rounds; 1, for growth 3")
+    parser.add_argument("--cohort", type=int, default=None, help="memory of one cohort, in this process")
     options = parser.parse_args()
     images, width, pairs = {"overhead": (500, 64, 1), "memory": (10, 16, 1), "growth": (50, 16, 3)}[options.what]
     options.images, options.width = options.images or images, options.width or width

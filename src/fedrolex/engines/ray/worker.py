@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -66,7 +67,7 @@ class Worker:
 
     def ping(self) -> str:
         """A sign of life: where the worker is."""
-        return socket.gethostname()
+        return f"{socket.gethostname()}, process {os.getpid()}"
 
     def train(self, run: RunSent, shard: Shard, *sections: bytes) -> Done:
         """Train a shard's clients; ``sections`` are the server's tensors, as the shard names them."""
