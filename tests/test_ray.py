@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
@@ -188,3 +194,64 @@ def test_a_run_without_a_recipe_is_left_to_loop() -> None:
     made.say = said.append
     made.run_round()
     assert said == ["engine: loop (workers make a run from its recipe, and this one has none)"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_lost(tmp_path: Path) -> None:
+    """A process that is stopped answers nothing, and its connections stay open."""
+    wanted = after(fatal(tmp_path, "ray"), 1)
+    made = fatal(tmp_path, "ray", "method.pause=1.0")
+    rows: list[dict[str, Any]] = []
+    round = threading.Thread(target=lambda: rows.append(made.run_round()))
+    round.start()
+    pool = made.engine.pool  # type: ignore[attr-defined]
+    while sum(member.work is not None for member in pool.members) < 2:
+        time.sleep(0.05)
+    said = pool.ray.get(pool.members[0].handle.ping.remote())
+    os.kill(int(said.rpartition(" ")[2]), signal.SIGSTOP)
+    round.join(120)
+    assert not round.is_alive()
+    assert rows[0]["dropped"] == {}
+    same_bits(wanted, after(made, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", [False, True])
+def test_ctrl_c_leaves_no_processes(address: bool, cluster: Any, tmp_path: Path) -> None:
+    """As a terminal does it: the whole group of the run's processes is interrupted."""
+    mark = f"FEDROLEX_MARK={uuid4().hex}"
+    env = {**os.environ, "FEDROLEX_MARK": mark.partition("=")[2], "RAY_ADDRESS": cluster.address if address else ""}
+    words = ["--engine", "ray", "--set", "compare=false", "--set", "rounds=100000", "--out", str(tmp_path / "run")]
+    command, free = [sys.executable, "-m", "fedrolex", "train", *words], free_cores()
+    run = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    metrics, until = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    os.killpg(run.pid, signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "go on with: fedrolex resume" in said
+    for _ in range(100):
+        if not marked(mark) and free_cores() >= free:
+            break
+        time.sleep(0.2)
+    assert not marked(mark)
+    assert free_cores() >= free
+
+
+def free_cores() -> float:
+    """Cores of the cluster that nobody holds."""
+    import ray
+
+    return float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def marked(mark: str) -> set[int]:
+    """Processes that were started with a variable in their environment."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(int(folder.name))
+    return found
