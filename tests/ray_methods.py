@@ -1,4 +1,4 @@
-"""Methods whose clients end the process they are trained in, or take their time: workers find them by their names."""
+"""Methods whose clients end the process they are trained in, and others to go wrong: workers find them by name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedrolex.clients import LocalTraining, Visit
-from fedrolex.methods import FedRolex, Setup
+from fedrolex.clients import LocalTraining, Upload, Visit
+from fedrolex.methods import FedRolex, Setup, adding
+from fedrolex.rounds import Round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,3 +45,13 @@ class Fatal(FedRolex):
         """Troubled training."""
         own = {"client": self.client, "flag": self.flag, "times": self.times, "pause": self.pause}
         return Troubled(**asdict(setup.client), **own)  # type: ignore[arg-type]
+
+
+class Forgetful(FedRolex):
+    """A method that says that it adds all answers, and does not."""
+
+    @adding
+    def take(self, round: Round, upload: Upload) -> None:
+        """Add the answers of some."""
+        if upload.job.client % 2:
+            super().take(round, upload)

@@ -187,6 +187,11 @@ def test_what_travels() -> None:
     assert traffic.answers < header
 
 
+def test_a_method_that_does_not_add_what_it_says_is_told() -> None:
+    made = small("engine=ray", "method=ray_methods:Forgetful", "fleet.cohort=6")
+    assert "take() is marked as adding, and did not add" in told(made.run_round)
+
+
 def test_a_run_without_a_recipe_is_left_to_loop() -> None:
     made = small("engine=ray")
     made.origin = None

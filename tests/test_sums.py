@@ -158,10 +158,17 @@ def test_tensors_arrive_as_they_were_and_equal_ones_travel_once() -> None:
     assert torch.equal(unpack(pack({"a": view[:3], "b": view[3:]}))["b"], view[3:])
 
 
-@pytest.mark.parametrize(("name", "value"), [("FEDROLEX_WORKERS", "two"), ("FEDROLEX_WORKER_CPUS", "0")])
-def test_wrong_numbers_are_told(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("FEDROLEX_WORKERS", "two", "give a whole number above 0"),
+        ("FEDROLEX_WORKER_CPUS", "0", "give a whole number above 0"),
+        ("FEDROLEX_WORKER_DEVICE", "gpu", "use one of cpu, cuda"),
+    ],
+)
+def test_wrong_settings_are_told(name: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    assert told(RayEngine) == f"{name} is {value!r}: give a whole number above 0"
+    assert told(RayEngine) == f"{name} is {value!r}: {remedy}"
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +176,6 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
         return None
 
     monkeypatch.setattr("fedrolex.engines.ray.cluster.find_spec", nothing)
-    monkeypatch.setenv("FEDROLEX_WORKER_CPUS", "7")  # workers of a kind that this process has none of
     assert told(lambda: small("engine=ray")) == (
         "engine ray needs Ray, which is not installed: pip install 'fedrolex[ray]'"
     )

@@ -57,6 +57,7 @@ class Average:
         self._given: Tensors = {}
         self._as_given = True
         self._summed = False
+        self._open = 0  # answers that the engine has summed, and nobody has counted
         self._elsewhere: dict[str, set[str]] = {}  # tensors of a section that every job has in a later one
         for job in plan.jobs:
             later = (name for section in job.sections[1:] for name in plan.tensors[section])
@@ -65,6 +66,7 @@ class Average:
     def offer(self, upload: Upload) -> None:
         """Note an answer as the engine gave it: the engine itself can only average tensors that nobody replaced."""
         self._given = upload.tensors
+        self._open += upload.summed is not None
 
     def add(self, upload: Upload, weight: float = 1.0) -> None:
         """Take in an answer with its client's weight; a bad answer raises FedrolexError and changes nothing."""
@@ -90,6 +92,8 @@ class Average:
 
     def result(self) -> State:
         """The new tensors of every section that an answer went to; an average that is not finite raises."""
+        if self._summed and self._open:
+            raise FedrolexError("take() is marked as adding, and did not add an answer that is in the sums: unmark it")
         new = self._averaged_by_engine()
         if new is None:
             self._fold_what_waits()
@@ -123,6 +127,7 @@ class Average:
         if weight != upload.summed:
             raise FedrolexError(f"was added up with weight {upload.summed:g}, not {weight:g}: give it in weight()")
         self._summed = True
+        self._open -= 1
         for place, section in enumerate(upload.job.sections):
             fold, rows = self._fold(section, upload.job), None if place else self._rows(upload)
             fold.count_in(_who(upload.job), upload.job.window, weight, rows)

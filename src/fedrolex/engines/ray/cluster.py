@@ -15,10 +15,14 @@ LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 """Settings of a cluster of one's own, unless they are given: nothing is reported to anyone, workers are not niced."""
 
 
-def connected() -> Any:
-    """The module ``ray``, connected to the cluster at RAY_ADDRESS, or to one that is started on this machine."""
+def check_installed() -> None:
+    """Raise, in one line, where Ray is not installed."""
     if find_spec("ray") is None:
         raise FedrolexError("engine ray needs Ray, which is not installed: pip install 'fedrolex[ray]'")
+
+
+def connected() -> Any:
+    """The module ``ray``, connected to the cluster at RAY_ADDRESS, or to one that is started on this machine."""
     address = os.environ.get(ADDRESS) or "local"
     for name, value in LOCAL.items():
         os.environ.setdefault(name, value)  # read when ray is imported, and by what it starts

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fedrolex.clients import MODEL, Failure, Job, Origin, Precision, RoundPlan, Tensors, Upload
 from fedrolex.core import FedrolexError
+from fedrolex.core.errors import one_of
+from fedrolex.engines.ray.cluster import check_installed
 from fedrolex.engines.ray.pool import PATIENCE, Member, Outcome, Pool, pool_of
 from fedrolex.engines.ray.shards import Costs, dealt, in_order
 from fedrolex.engines.ray.wire import PartialSum, RunSent, Shard, pack, unpack
@@ -76,6 +78,7 @@ class RayEngine(Engine):
         self.workers = _number("FEDROLEX_WORKERS") if workers is None else workers
         self.cores = (_number("FEDROLEX_WORKER_CPUS") or 1) if cores is None else cores
         self.trained_on = os.environ.get("FEDROLEX_WORKER_DEVICE") or self.device.type
+        one_of("FEDROLEX_WORKER_DEVICE", self.trained_on, ("cpu", "cuda"))
         self.traffic = Traffic()
         self.costs = Costs()
         self._sections: dict[str, Stored] = {}
@@ -85,11 +88,11 @@ class RayEngine(Engine):
         self._by_value = False  # the recipe travels as an object, with the user's own classes in it
         self._drifted: list[Member] = []
         self._serial = 0
-        self.pool  # noqa: B018 - a cluster that cannot be reached is told now
+        check_installed()
 
     @property
     def pool(self) -> Pool:
-        """The workers."""
+        """The workers; the cluster is asked for when they are needed first."""
         return pool_of(self.workers, self.trained_on, self.cores)
 
     def supports(self, work: RoundPlan) -> str | None:
