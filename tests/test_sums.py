@@ -163,7 +163,7 @@ def test_tensors_arrive_as_they_were_and_equal_ones_travel_once() -> None:
     [
         ("FEDROLEX_WORKERS", "two", "give a whole number above 0"),
         ("FEDROLEX_WORKER_CPUS", "0", "give a whole number above 0"),
-        ("FEDROLEX_WORKER_DEVICE", "gpu", "use one of cpu, cuda"),
+        ("FEDROLEX_WORKER_DEVICE", "tensor", "use one of cpu, cuda"),
     ],
 )
 def test_wrong_settings_are_told(name: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:

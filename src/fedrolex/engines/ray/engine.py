@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -83,7 +84,7 @@ class RayEngine(Engine):
         self.costs = Costs()
         self._sections: dict[str, Stored] = {}
         self._run: tuple[Origin, RunSent] | None = None
-        self._sums: list[PartialSum] = []
+        self._sums: dict[str, ExactFold] = {}
         self._plan: RoundPlan | None = None
         self._by_value = False  # the recipe travels as an object, with the user's own classes in it
         self._drifted: list[Member] = []
@@ -114,7 +115,7 @@ class RayEngine(Engine):
             yield from self._round(plan)
 
     def _round(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
-        self.traffic, self._sums, self._plan, self._drifted = Traffic(), [], plan, []
+        self.traffic, self._sums, self._plan, self._drifted = Traffic(), {}, plan, []
         self._serial += 1
         pool = self.pool
         pool.gather(everyone=self._run is None)
@@ -150,8 +151,7 @@ class RayEngine(Engine):
             return member.handle.train.remote(told, shard, *(stored.ref for stored in sections.values()))
 
         self.traffic.state = sum(stored.size for stored in sections.values())
-        for outcomes in pool.each(shards, start, ahead):
-            yield [answer for outcome in outcomes for answer in self._taken(plan, outcome)]
+        yield from pool.each(shards, start, partial(self._taken, plan), ahead)
 
     def _taken(self, plan: RoundPlan, outcome: Outcome) -> list[Upload | Failure]:
         """The answers of a shard."""
@@ -160,7 +160,8 @@ class RayEngine(Engine):
             return [Failure(job, TWICE_LOST) for job in jobs]
         if done.failed is not None:
             raise (FedrolexError if done.made else NotMadeError)(done.failed)
-        self._sums += done.sums
+        for each in done.sums:
+            self._merge(plan, each)
         self._drifted += [outcome.member] if outcome.member not in self._drifted else []
         self.traffic.sums += sum(len(each.tensors) for each in done.sums)
         self.traffic.answers += len(done.tensors)
@@ -169,21 +170,20 @@ class RayEngine(Engine):
             self.costs.measured(plan, job, seconds)
         return [answer.upload(job, box) for job, answer in zip(jobs, done.answers, strict=True)]
 
+    def _merge(self, plan: RoundPlan, part: PartialSum) -> None:
+        """Add a worker's sums to those of the others; the server's memory does not grow with the number of workers."""
+        if part.section not in self._sums:
+            self._sums[part.section] = ExactFold(plan.networks[part.network].axes, plan.tensors[part.section])
+        found: dict[str, dict[int, Tensor]] = {}
+        for key, tensor in unpack(part.tensors, self.device).items():
+            grade, _, name = key.partition(":")
+            found.setdefault(name, {})[int(grade)] = tensor
+        self._sums[part.section].merge(found, part.window)
+
     def sums(self) -> dict[str, dict[str, Tensor]]:
         """What all workers have added up."""
-        assert self._plan is not None
-        folds: dict[str, ExactFold] = {}
-        for each in self._sums:
-            if each.section not in folds:
-                axes = self._plan.networks[each.network].axes
-                folds[each.section] = ExactFold(axes, self._plan.tensors[each.section])
-            parts: dict[str, dict[int, Tensor]] = {}
-            for key, tensor in unpack(each.tensors, self.device).items():
-                grade, _, name = key.partition(":")
-                parts.setdefault(name, {})[int(grade)] = tensor
-            folds[each.section].merge(parts, each.window)
-        self._sums = []
-        return {section: fold.totals() for section, fold in folds.items()}
+        found, self._sums = {section: fold.totals() for section, fold in self._sums.items()}, {}
+        return found
 
     def drift(self, new: Tensors) -> dict[str, float] | None:
         """As the workers measured it; nothing where one of them was lost since."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fedrolex.clients import Job
 from fedrolex.core import FedrolexError
@@ -22,6 +22,7 @@ PATIENCE = 30.0  # seconds without an answer after which it is lost
 GATHERED = 20.0  # seconds that a run's first round waits for workers on their way, once one is there
 NOBODY = 600.0  # seconds without any worker after which a run stops
 
+Answer = TypeVar("Answer")
 Start = Callable[[Sequence[Job], "Member"], Any]
 """Has a worker do jobs; gives Ray's reference to what comes of it, a :class:`Done`."""
 
@@ -67,6 +68,10 @@ class Member:
         found = run in self.known
         self.known = [*(other for other in self.known if other != run), run][-KEPT:]
         return found
+
+
+Take = Callable[[Outcome], list[Answer]]
+"""Makes answers of what a worker has done, one a job, as soon as it is there."""
 
 
 class Pool:
@@ -126,25 +131,27 @@ class Pool:
                 what = f"no worker was there for {NOBODY:.0f} s: the cluster has {self.ray.cluster_resources()}"
                 raise FedrolexError(f"{what}; add nodes and resume, or ask for less with FEDROLEX_WORKER_CPUS")
 
-    def each(self, pieces: Sequence[Sequence[Job]], start: Start, ahead: int | None = None) -> Iterator[list[Outcome]]:
-        """What comes of the pieces, in their order.
+    def each(
+        self, pieces: Sequence[Sequence[Job]], start: Start, take: Take[Answer], ahead: int | None = None
+    ) -> Iterator[list[Answer]]:
+        """What comes of the pieces, in their order: an answer a job.
 
         A piece whose worker is lost is done again, job by job; a job whose worker is lost once more comes to nothing.
         At most ``ahead`` pieces are under way, or done and not asked for yet.
         """
         ahead = len(pieces) if ahead is None else ahead
         todo = deque(Errand(place, piece) for place, piece in enumerate(pieces))
-        done: dict[int, list[Outcome]] = {place: [] for place in range(len(pieces))}
+        done: dict[int, list[Answer]] = {place: [] for place in range(len(pieces))}
         try:
             for due, piece in enumerate(pieces):
-                while sum(len(outcome.jobs) for outcome in done[due]) < len(piece):
+                while len(done[due]) < len(piece):
                     self.gather()
                     self._hand_out(todo, start, due + ahead)
                     for outcome, errand in self._news():
                         if outcome.done is None and not errand.again:
                             todo.extendleft(Errand(errand.place, [job], again=True) for job in reversed(errand.jobs))
                         else:
-                            done[errand.place].append(outcome)
+                            done[errand.place] += take(outcome)
                 yield done.pop(due)
         finally:
             for member in [each for each in self.members if each.work is not None]:  # what they do is of no use now
