@@ -43,8 +43,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedrolex import ENGINES, Classification, Examples, FedrolexError, Recipe, Training, prepare
-from fedrolex.cli.allocator import keep_memory
 from fedrolex.clients.messages import MODEL
+from fedrolex.core.allocator import keep_memory
 from fedrolex.engines.gpu.graph import Graph
 from fedrolex.engines.gpu.ragged import Ragged
 from fedrolex.engines.gpu.sharing import GATE, own_stream

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other
 LARGE = 2**24
 SCRIPT = f"""
 import ctypes, json, sys, threading
-from fedrolex.cli.allocator import keep_memory
+from fedrolex.core.allocator import keep_memory
 
 kept = keep_memory() if sys.argv[1] == "with" else None
 libc = ctypes.CDLL(None)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from methods_shared import asked, wordy
+from ray_cluster import two_nodes
 from torch import Tensor
 
 from fedrolex import Classification, Examples, FedrolexError
@@ -74,6 +75,8 @@ ROUNDS = {"dsfl": 2, "families, dsfl": 2, "scaffold": 2}  # where the second rou
 
 def training(device: Any, engine: str, settings: Sequence[str], base: Sequence[str] = BASE) -> Training:
     """A run; skips the test where its engine is not one for the device."""
+    if engine == "ray":
+        two_nodes()
     try:
         return prepare(Recipe(device=device).with_settings([*base, *settings, f"engine={engine}"]))
     except FedrolexError as error:
@@ -265,5 +268,5 @@ def test_words_too(engine: str, device: Any, tmp_path: Path) -> None:
     settings = ["task.dropout=0.0", "client.batch=4", "client.clip=1.0", "fleet.cohort=6"]
     made = willing(training(device, engine, settings, wordy(tmp_path)))
     wanted, found = changes(training(device, "loop", settings, wordy(tmp_path))), changes(made)
-    for name, tensor in wanted.items():
-        assert float((found[name] - tensor).norm()) <= 1e-3 * float(tensor.norm()) + 1e-6, name
+    for name, tensor in wanted.items():  # positions that nobody trains: averages of equal values are off by rounding
+        assert float((found[name] - tensor).norm()) <= 1e-3 * float(tensor.norm()) + 2e-6, name

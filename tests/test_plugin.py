@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from ray_cluster import two_nodes
 from typer.testing import CliRunner
 
 from fedrolex import FedrolexError, FleetRecipe, Recipe, train
@@ -139,6 +140,8 @@ def engines() -> list[str]:
 
 def made(method: Any, engine: str) -> Any:
     """A training on an engine; where the engine cannot be made on this machine, the test is skipped with its reason."""
+    if engine == "ray":
+        two_nodes()
     try:
         return prepare(tiny(method, engine))
     except FedrolexError as error:

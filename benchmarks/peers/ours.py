@@ -11,8 +11,8 @@ from work import Work, build, data, report, rows_of
 
 import fedrolex
 from fedrolex import Classification, ClientRecipe, Examples, FedAvg, FleetRecipe, Recipe, Training, prepare
-from fedrolex.cli.allocator import keep_memory
 from fedrolex.clients.messages import MODEL
+from fedrolex.core.allocator import keep_memory
 from fedrolex.core.streams import shuffle
 from fedrolex.tasks.partition import Partition
 

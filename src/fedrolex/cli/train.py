@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrolex.cli.allocator import keep_memory
 from fedrolex.cli.console import console, remark
 from fedrolex.cli.options import AsJson, DataFolder, Settings
 from fedrolex.cli.progress import shown
 from fedrolex.cli.results import draw, show_results, verdict
 from fedrolex.cli.seeds import over_seeds, read_seeds
 from fedrolex.core import ENGINES, FedrolexError
+from fedrolex.core.allocator import keep_memory
 from fedrolex.recipes import Recipe, find_recipe
 from fedrolex.runs import Run, Training, prepare
 from fedrolex.runs.prepare import beside

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -76,6 +76,39 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """How another process makes the networks, the task and the work of a run.
+
+    Attributes:
+        maker: a function as ``package.module:name``. It is called with an origin and a device, and gives a plan
+            without tensors and jobs.
+        recipe: the run's recipe, or that as plain data.
+        task: a task that was given in Python, which no recipe describes; None where the recipe does.
+        view: the task as clients see it, where that is not what the maker would find; else None.
+    """
+
+    maker: str
+    recipe: Any
+    task: Task | None = None
+    view: Task | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Summing:
+    """How an engine adds up answers where they lie, for a method that looks at none of their tensors.
+
+    Attributes:
+        weight: of an answer, from all that it says but its tensors.
+        label_axis: the axis of the classes, where a class counts for the clients that hold it only.
+        drift: whether it is measured how far clients drift apart.
+    """
+
+    weight: Callable[["Upload"], float]
+    label_axis: str | None = None
+    drift: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class RoundPlan:
     """The client work of one round.
 
@@ -91,6 +124,8 @@ class RoundPlan:
         tell_labels: whether clients say which classes they hold.
         upcoming: gives the jobs of the next round, without what is sent: an engine that waits for its device may
             use the time to read the data of those clients.
+        summing: how answers may be added up where they lie; None where each is looked at.
+        origin: how another process makes all this; None where only this one can.
     """
 
     round: int
@@ -103,6 +138,8 @@ class RoundPlan:
     deadline: float | None = None
     tell_labels: bool = False
     upcoming: Callable[[], Sequence[Job]] = list
+    summing: Summing | None = None
+    origin: Origin | None = None
 
     def axes(self, job: Job) -> Axes:
         """The axes of the job's network."""
@@ -135,6 +172,8 @@ class Upload:
         finite: whether all values are finite, where the engine has looked.
         sent: what else the client sends: tensors by name.
         kept: what the client keeps for its next rounds, if this round counts; None keeps what there was.
+        summed: the weight with which the engine has added the answer to its own sums; its tensors are gone then.
+            None where it has not.
     """
 
     job: Job
@@ -146,6 +185,7 @@ class Upload:
     finite: bool | None = None
     sent: Tensors = field(default_factory=dict)
     kept: Tensors | None = None
+    summed: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -183,6 +183,7 @@ ENGINES = Registry(
     _in(
         "engines", auto=".auto:choose", loop=".cpu.loop:Loop", crew=".cpu.crew:Crew", graph=".gpu.graph:Graph",
         lanes=".gpu.lanes:Lanes", stacked=".gpu.stacked:Stacked", ragged=".gpu.ragged:Ragged",
+        ray=".ray.engine:RayEngine",
     ),
 )  # fmt: skip
 

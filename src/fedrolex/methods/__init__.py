@@ -14,7 +14,7 @@ from fedrolex.methods.fedrolex import FedRolex
 from fedrolex.methods.fedselect import FedSelect
 from fedrolex.methods.fjord import Fjord
 from fedrolex.methods.heterofl import HeteroFL
-from fedrolex.methods.method import Method
+from fedrolex.methods.method import Method, adding
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
 from fedrolex.methods.scaffold import Scaffold
@@ -25,4 +25,5 @@ from fedrolex.methods.submodels import SubModels
 __all__ = [
     "DSFL", "Averaging", "Columns", "FedAvg", "FedBE", "FedDF", "FedDropout", "FedET", "FedGKT", "FedProx", "FedRolex",
     "FedSelect", "Fjord", "HeteroFL", "Method", "Needs", "OneSize", "Scaffold", "ServerOptimizer", "Setup", "SubModels",
+    "adding",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from torch import nn
 from fedrolex.clients import MODEL, Job, LocalTraining, Network, Upload
 from fedrolex.core import FedrolexError, words
 from fedrolex.methods.averaging import find_label_axis
+from fedrolex.methods.method import adding
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.own_width import at_own_width, begin_at_own_width
 from fedrolex.methods.server_optimizer import ServerOptimizer
@@ -128,6 +129,7 @@ class Columns(Weighted):
                 room -= size
         return sorted(found)
 
+    @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Average the answer, and note the classes that its column has seen now."""
         super().take(round, upload)

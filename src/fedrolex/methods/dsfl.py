@@ -19,7 +19,7 @@ from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit, 
 from fedrolex.core import FedrolexError, check_numbers, sample, shuffle, words
 from fedrolex.methods.distillation import scores
 from fedrolex.methods.families import Families
-from fedrolex.methods.method import size
+from fedrolex.methods.method import adding, size
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Fleet, Round, Server, State
@@ -113,6 +113,7 @@ class DSFL(Families):
         """Last round's labels, and the examples to label now."""
         return {LAST: server.state[LAST], NOW: {"ids": self.chosen(server, server.round)}}
 
+    @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Note the client's probabilities; its model stays with the client."""
         round.notes.setdefault("said", []).append(upload.sent["probabilities"].clone())

@@ -21,7 +21,7 @@ from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Network, Slot, U
 from fedrolex.clients.optimizer import adam
 from fedrolex.core import FedrolexError, check_numbers, sample, shuffle
 from fedrolex.methods.distillation import scores
-from fedrolex.methods.method import Method, size
+from fedrolex.methods.method import Method, adding, size
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
 from fedrolex.models import collect, static_norms, with_statistics
@@ -155,6 +155,7 @@ class FedGKT(Method):
         zeros = [{name: torch.zeros_like(tensor) for name, tensor in model.items()} for _ in range(2)]
         return {FIRST: zeros[0], SECOND: zeros[1], STEPS: {"steps": steps}}
 
+    @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Note what a client sends; its edge network stays with the client."""
         round.notes.setdefault("sent", {})[upload.job.client] = copied(upload.sent)

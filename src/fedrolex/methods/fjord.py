@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedrolex.clients import MODEL, Job, LocalTraining, Loss, Rate, Slot, Tensors, Upload, Visit, copied, in_precision
 from fedrolex.core import FedrolexError, check_numbers, words
 from fedrolex.methods.averaging import Averaging
+from fedrolex.methods.method import adding
 from fedrolex.methods.settings import Weighting
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Fleet, Round, Server, State
@@ -218,6 +219,7 @@ class Fjord(Averaging):
             if (section := statistics(width)) in server.state
         }
 
+    @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Average every width's statistics over the clients that trained it."""
         super().take(round, upload)

@@ -1,9 +1,9 @@
 """What every method is made of. As it stands, this class is FedAvg over whatever windows its scheme gives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -16,7 +16,19 @@ from fedrolex.slicing import WHOLE, Scheme, Static, Window
 from fedrolex.tasks import Classification, Measure, Task
 from fedrolex.tasks.metrics import score
 
+Take = TypeVar("Take", bound=Callable[..., None])
+ADDING = "adding"
 ASIDE = 0.1  # of the training examples, for methods that need public or validation examples
+
+
+def adding(take: Take) -> Take:
+    """Marks a ``take`` that refuses no answer, and does nothing with its tensors but ``super().take(round, upload)``.
+
+    An engine may then add answers up where they lie, with the weights of :meth:`Method.weight`, before ``take`` is
+    called with answers that have no tensors any more; what clients send beside their tensors is still there.
+    """
+    setattr(take, ADDING, True)
+    return take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +172,15 @@ class Method:
         """A client's weight in the average."""
         return 1.0
 
+    @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Take in an answer; raise FedrolexError to refuse it."""
         round.average.add(upload, self.weight(upload))
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether :meth:`take` is marked as :func:`adding`."""
+        return hasattr(type(self).take, ADDING)
 
     def finish(self, round: Round) -> State:
         """The new tensors of the sections that a round changes."""

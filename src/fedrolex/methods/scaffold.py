@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Slot, Tensors, Upload, Visit
 from fedrolex.core import FedrolexError
+from fedrolex.methods.method import adding
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
 from fedrolex.methods.settings import Weighted
@@ -128,6 +129,7 @@ class Scaffold(OneSize, Weighted):
         """c, in the shapes of the client's window."""
         return {CONTROL: server.main.axes.take(server.state[CONTROL], job.window)}
 
+    @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Add up how the clients' variates changed."""
         super().take(round, upload)

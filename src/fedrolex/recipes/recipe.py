@@ -56,7 +56,8 @@ class Recipe:
         deadline: seconds a client may take, or null.
         compare: also train what the same fleet could do without partial training.
         engine: how client work runs: ``loop``, one client after the other; ``crew``, a worker for every core of a CPU;
-            ``graph``, the cohort side by side on a GPU; ``auto``, the fastest for the device.
+            ``graph``, the cohort side by side on a GPU; ``ray``, workers on a cluster; ``auto``, the fastest for the
+            device.
         precision: of client work: ``fp32``, ``tf32``, ``bf16``.
         device: ``cpu``, ``cuda``, or ``auto``.
         weights: safetensors file to start from, or null.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from fedrolex.clients import Job, RoundPlan, Tensors, Upload
+from fedrolex.clients import MODEL, Job, RoundPlan, Tensors, Upload
 from fedrolex.core import FedrolexError
 from fedrolex.rounds.engine import Averaged, Engine
 from fedrolex.rounds.finite import not_finite
@@ -12,6 +12,7 @@ from fedrolex.rounds.server import State
 from fedrolex.slicing import Fold, Window
 from fedrolex.slicing.fold import Normaliser
 from fedrolex.slicing.rows import Rows
+from fedrolex.slicing.sums import ExactFold
 
 Seen = Callable[[Sequence[Upload]], None]
 
@@ -20,13 +21,15 @@ class Average:
     """What has been averaged of a round so far.
 
     Answers that stay good until the next round (``engine.together``) are averaged at the end, by the engine itself
-    or window by window; other answers are folded in as they come.
+    or window by window; other answers are folded in as they come. Answers that the engine has summed are counted, and
+    their sums asked for at the end.
 
     Args:
         plan: what the clients were asked.
         engine: who answers.
         normaliser: what averages divide by, see :class:`~fedrolex.slicing.fold.Fold`.
         label_axis: the axis of the classes, where a class counts for the clients that hold it only.
+        exact: fold answers in as they come, into sums that do not depend on their order.
 
     Attributes:
         seen: called with answers of one window when they are folded in, while their tensors are good.
@@ -35,9 +38,16 @@ class Average:
     """
 
     def __init__(
-        self, plan: RoundPlan, engine: Engine, *, normaliser: Normaliser = "per_position", label_axis: str | None = None
+        self,
+        plan: RoundPlan,
+        engine: Engine,
+        *,
+        normaliser: Normaliser = "per_position",
+        label_axis: str | None = None,
+        exact: bool = False,
     ) -> None:
         self.plan, self.engine, self.normaliser, self.label_axis = plan, engine, normaliser, label_axis
+        self.exact = exact
         self.seen: Seen | None = None
         self.by_engine: dict[str, Averaged] = {}
         self.new: State = {}
@@ -46,6 +56,8 @@ class Average:
         self._waiting: list[tuple[Upload, float]] = []
         self._given: Tensors = {}
         self._as_given = True
+        self._summed = False
+        self._open = 0  # answers that the engine has summed, and nobody has counted
         self._elsewhere: dict[str, set[str]] = {}  # tensors of a section that every job has in a later one
         for job in plan.jobs:
             later = (name for section in job.sections[1:] for name in plan.tensors[section])
@@ -54,11 +66,15 @@ class Average:
     def offer(self, upload: Upload) -> None:
         """Note an answer as the engine gave it: the engine itself can only average tensors that nobody replaced."""
         self._given = upload.tensors
+        self._open += upload.summed is not None
 
     def add(self, upload: Upload, weight: float = 1.0) -> None:
         """Take in an answer with its client's weight; a bad answer raises FedrolexError and changes nothing."""
         self._as_given = self._as_given and upload.tensors is self._given
-        if self.engine.together:
+        if upload.summed is not None:
+            self._count_in(upload, weight)
+            return
+        if self.engine.together and not self.exact:
             self._waiting.append((upload, weight))
             return
         parts = self._parts(upload.job, upload.tensors)
@@ -76,9 +92,13 @@ class Average:
 
     def result(self) -> State:
         """The new tensors of every section that an answer went to; an average that is not finite raises."""
+        if self._summed and self._open:
+            raise FedrolexError("take() is marked as adding, and did not add an answer that is in the sums: unmark it")
         new = self._averaged_by_engine()
         if new is None:
             self._fold_what_waits()
+            for section, sums in self.engine.sums().items() if self._summed else ():
+                self._folds[section].add_sums(sums)
             new = {section: {**self.plan.tensors[section], **fold.average()} for section, fold in self._folds.items()}
         if not (self.by_engine and all(done.finite for done in self.by_engine.values())):
             broken = next((name for tensors in new.values() if (name := not_finite(tensors)) is not None), None)
@@ -88,9 +108,29 @@ class Average:
         self._finite = {id(tensor): tensor for tensors in new.values() for tensor in tensors.values()}
         return new
 
+    def sums(self) -> dict[str, ExactFold]:
+        """What has been added up so far, by section, where sums are ``exact``."""
+        return {section: fold for section, fold in self._folds.items() if isinstance(fold, ExactFold)}
+
+    def drift(self) -> dict[str, float] | None:
+        """The drift by capacity as the engine measured it, once the result is there; None where it did not."""
+        if self.by_engine:
+            return dict(self.by_engine[MODEL].drift) if MODEL in self.by_engine else {}
+        return self.engine.drift(self.new.get(MODEL, {})) if self._summed else None
+
     def vouches_for(self, tensor: Tensor) -> bool:
         """Whether a tensor of the result is known to be finite."""
         return id(tensor) in self._finite
+
+    def _count_in(self, upload: Upload, weight: float) -> None:
+        """Count an answer that the engine has summed already; the sums come at the end."""
+        if weight != upload.summed:
+            raise FedrolexError(f"was added up with weight {upload.summed:g}, not {weight:g}: give it in weight()")
+        self._summed = True
+        self._open -= 1
+        for place, section in enumerate(upload.job.sections):
+            fold, rows = self._fold(section, upload.job), None if place else self._rows(upload)
+            fold.count_in(_who(upload.job), upload.job.window, weight, rows)
 
     def _averaged_by_engine(self) -> State | None:
         """By the engine, where it can and the average is the paper's: by position, every answer in one section."""
@@ -141,7 +181,8 @@ class Average:
         if section not in self._folds:
             gone = self._elsewhere.get(section, set())
             base = {name: tensor for name, tensor in self.plan.tensors[section].items() if name not in gone}
-            self._folds[section] = Fold(self.plan.axes(job), base, normaliser=self.normaliser)
+            kind = ExactFold if self.exact else Fold
+            self._folds[section] = kind(self.plan.axes(job), base, normaliser=self.normaliser)
         return self._folds[section]
 
     def _rows(self, upload: Upload) -> Rows | None:

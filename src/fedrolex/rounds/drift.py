@@ -16,6 +16,9 @@ from torch import Tensor
 
 from fedrolex.slicing import Axes, Fold, Window
 
+Sums = dict[Fraction, tuple[float, float, float]]
+"""By capacity: Σ⟨Δ, Δ̄⟩, Σ‖Δ̄‖² and Σ‖Δ‖²."""
+
 
 class Drift:
     """The drift of one round, in progress; ``state`` are the server's tensors the clients started from."""
@@ -52,6 +55,10 @@ class Drift:
 
     def by_capacity(self, new: Mapping[str, Tensor]) -> dict[str, float]:
         """Drift by capacity, given the server's new tensors; the device is asked once."""
+        return drift_of(self.sums(new))
+
+    def sums(self, new: Mapping[str, Tensor]) -> Sums:
+        """The three sums by capacity, given the server's new tensors; those of several rounds' parts may be added."""
         changes = torch._foreach_sub([new[name] for name in self.state], list(self.state.values()))
         moved = dict(zip(self.state, changes, strict=True))
         sums: dict[Fraction, Tensor] = {}
@@ -65,11 +72,17 @@ class Drift:
             sums[capacity] = sums[capacity] + both if capacity in sums else both
         if not sums:
             return {}
-        rows = torch.stack([torch.stack([pair[0], pair[1] * self._squares[c]]) for c, pair in sums.items()]).tolist()
-        return {
-            str(capacity): 1 - along / square**0.5 if square > 0 else 0.0
-            for capacity, (along, square) in sorted(zip(sums, rows, strict=True), reverse=True)
-        }
+        squares = [torch.as_tensor(self._squares[c], dtype=torch.float64, device=p.device) for c, p in sums.items()]
+        rows = torch.stack([torch.cat([p, s[None]]) for p, s in zip(sums.values(), squares, strict=True)]).tolist()
+        return {capacity: (row[0], row[1], row[2]) for capacity, row in zip(sums, rows, strict=True)}
+
+
+def drift_of(sums: Sums) -> dict[str, float]:
+    """Drift by capacity, the largest first."""
+    return {
+        str(capacity): 1 - along / (mean * square) ** 0.5 if mean * square > 0 else 0.0
+        for capacity, (along, mean, square) in sorted(sums.items(), reverse=True)
+    }
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

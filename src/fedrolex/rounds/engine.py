@@ -60,6 +60,17 @@ class Engine(ABC):
         """
         return None
 
+    def sums(self) -> Mapping[str, Tensors]:
+        """What the round's answers that are already ``summed`` add up to: by section, whole weighted tensors."""
+        return {}
+
+    def drift(self, new: Tensors) -> dict[str, float] | None:
+        """How far the clients of answers that are ``summed`` drifted; None where it was not measured.
+
+        ``new`` is the average of the main network, see :mod:`fedrolex.rounds.drift`.
+        """
+        return None
+
     def release(self) -> bool:
         """Give back memory of the device that is held from round to round; whether there was any."""
         return False

@@ -27,6 +27,9 @@ class Callback:
     :meth:`round_ends` may add to ``row``, the metrics of a round: what JSON can hold. A callback changes nothing else.
     """
 
+    drift: bool = False
+    """Whether an engine that averages answers itself should measure how far clients drift apart."""
+
     def begin(self, training: Training, folder: Path | None) -> None:
         """Before the first round, or the first after a resume; ``folder`` is the run's, None without one."""
 
@@ -126,6 +129,8 @@ class MetricsFile(Callback):
 class DriftByCapacity(Callback):
     """How far the clients of each capacity drift apart: ``drift`` in the metrics, see :mod:`fedrolex.rounds.drift`."""
 
+    drift = True
+
     def round_begins(self, round: Round) -> None:
         """Begin to measure the round."""
         self._drift = Drift(round.server.main.axes, round.state[MODEL])
@@ -142,11 +147,10 @@ class DriftByCapacity(Callback):
 
     def round_ends(self, round: Round, new: State, row: dict[str, Any]) -> None:
         """Tell the drift, as the engine measured it or as it was measured here."""
-        done, averaged = round.average.by_engine, round.average.new.get(MODEL)
-        if done:
-            row["drift"] = dict(done[MODEL].drift) if MODEL in done else {}
-        else:
-            row["drift"] = {} if averaged is None else self._drift.by_capacity(averaged)
+        found, averaged = round.average.drift(), round.average.new.get(MODEL)
+        if found is None:
+            found = {} if averaged is None else self._drift.by_capacity(averaged)
+        row["drift"] = found
 
 
 class TensorBoard(Callback):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedrolex.clients import LocalTraining
+from fedrolex.clients import LocalTraining, Origin
 from fedrolex.core import CALLBACKS, ENGINES, FedrolexError, in_one_line
 from fedrolex.data.where import data_folder
 from fedrolex.engines.gpu.precision import use_tf32
@@ -31,7 +31,7 @@ from fedrolex.tasks import Classification, Task
 def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Callback] = ()) -> Training:
     """Everything a recipe describes, ready for its first round; for the arguments see :func:`train`."""
     _check_given({"Recipe": (recipe, Recipe), "Task or None": (task, Task | None)}, callbacks, "prepare")
-    device = pick_device(recipe.device)
+    origin, device = Origin("fedrolex.runs.elsewhere:planned", recipe, task), pick_device(recipe.device)
     engine = make_engine(recipe, device)
     told = [make_callback(name) for name in recipe.callbacks]
     recipe = replace(recipe, task=recipe.task.completed(recipe.method.wants()))
@@ -57,6 +57,7 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     training = Training(
         server, method, work, engine, recipe.quorum, recipe.deadline, recipe.evaluation, [*told, *callbacks]
     )
+    training.origin = origin
     if recipe.weights is not None:
         try:
             training.start_from(checkpoint.read_any(Path(recipe.weights))[0])

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrolex.clients import MODEL, Failure, Job, LocalTraining, RoundPlan, Upload
+from fedrolex.clients import MODEL, Failure, Job, LocalTraining, Origin, RoundPlan, Summing, Upload
 from fedrolex.core import ENGINES, FedrolexError, spread_over, threads_for
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.methods import Method
 from fedrolex.rounds import Average, ClientStates, Engine, Round, Server, State, out_of_memory
 from fedrolex.rounds.finite import not_finite
+from fedrolex.rounds.refusal import refusal
 from fedrolex.rounds.server import flat, sections
 from fedrolex.runs.callbacks import Callback, CallbackError, tell
 from fedrolex.runs.hooks import awaited_of, begun, calling, finished, jobs_of, reported, sent_to
@@ -42,6 +43,7 @@ class Training:
         measure: how the model is evaluated.
         callbacks: told of what happens.
         say: tells the user something, in one line.
+        origin: how another process makes the run; None where none can.
     """
 
     server: Server
@@ -53,11 +55,12 @@ class Training:
     measure: Measure = field(default_factory=Measure)
     callbacks: Sequence[Callback] = ()
     say: Callable[[str], None] = to_stderr
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         server, method = self.server, self.method
         with calling(method, "view"):
-            server.view = method.view(server.task)
+            server.view = self._view = method.view(server.task)
         with calling(method, "windows"):
             server.scheme = method.windows(server)
         server.state |= begun(method, server)
@@ -127,7 +130,21 @@ class Training:
             self.deadline,
             self.label_axis is not None,
             self._upcoming,
+            self._summing(),
+            self._origin(),
         )
+
+    def _summing(self) -> Summing | None:
+        """How an engine adds up answers itself; None where the method looks at each."""
+        if not self.method.only_adds:
+            return None
+        return Summing(self.method.weight, self.label_axis, any(callback.drift for callback in self.callbacks))
+
+    def _origin(self) -> Origin | None:
+        """How another process makes this run, with the task as clients see it now."""
+        if self.origin is None or self.server.view is self._view:
+            return self.origin
+        return replace(self.origin, view=self.server.view)
 
     def _kept(self, job: Job) -> Mapping[str, Tensor] | None:
         """What a client kept for a job, on the server's device."""
@@ -210,15 +227,9 @@ class Training:
 
     def _refuse_or_take(self, round: Round, upload: Upload) -> str | None:
         """Why an answer is not taken, or None."""
-        odd = _odd(upload)
-        if odd is not None:
-            return odd
-        broken = None if upload.finite else not_finite({**upload.tensors, **upload.sent, **(upload.kept or {})})
-        if broken is not None:
-            named = self.server.state[upload.job.sections[0]]
-            lonely = upload.examples % self.work.batch == 1 and any("running_var" in name for name in named)
-            why = "; its last batch is one example, which batch norm cannot train on" if lonely else ""
-            return f"sent a value that is not finite ({broken}){why}"
+        why = refusal(round.plan, upload)
+        if why is not None:
+            return why
         round.average.offer(upload)
         if upload.kept and self.server.clients is None:
             remedy = "say needs = Needs(client_state=True) in the class"
@@ -338,18 +349,6 @@ class Training:
         self.server.networks.get(section, self.server.main).axes.check_whole(given)
         for name, tensor in given.items():
             own[name].copy_(tensor)
-
-
-def _odd(upload: Upload) -> str | None:
-    """What a client's work left of a wrong kind, as it is called in a visit; None where there is nothing such."""
-    kept = {} if upload.kept is None else upload.kept
-    for what, given in {"trained": upload.tensors, "sent": upload.sent, "kept": kept}.items():
-        if not isinstance(given, Mapping):
-            return f"visit.{what} is a {type(given).__name__}: give tensors by name"
-        odd = next((name for name, tensor in given.items() if not isinstance(tensor, Tensor)), None)
-        if odd is not None:
-            return f"visit.{what} has {odd!r}, a {type(given[odd]).__name__} and not a tensor: give one"
-    return None if isinstance(upload.loss, int | float) else f"visit.loss is {upload.loss!r}: give a number"
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:

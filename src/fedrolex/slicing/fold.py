@@ -33,7 +33,7 @@ WEIGHTS = torch.finfo(torch.float32)  # sums are taken in it
 
 @dataclass(frozen=True)
 class _Update:
-    part: Tensors
+    part: Tensors | None  # None: its sum comes by itself
     window: Window
     weight: Weight
     rows: Mapping[str, list[int]] | None
@@ -114,6 +114,19 @@ class Fold:
         kept = part if due else {name: tensor.clone() for name, tensor in part.items()}
         self._waiting[client] = _Update(kept, window, weight, trained)
         self._advance()
+
+    def count_in(self, client: Hashable, window: Window, weight: float = 1.0, rows: Rows | None = None) -> None:
+        """Count a client whose part is among the sums of :meth:`add_sums`; for the arguments see :meth:`add`."""
+        self._check_client(client)
+        update = _Update(None, window, weight, trained_rows(rows, self.axes))
+        self._heard[client] = SENT
+        self._fold(update)
+        self.clients.append(client)
+
+    def add_sums(self, sums: Tensors) -> None:
+        """Add weighted sums over clients that were counted in, every tensor of ``base`` at its full shape."""
+        for name in self.base:
+            self._sums[name] = self._sums[name] + sums[name].to(self._sums[name].device)
 
     def add_all(
         self,
@@ -225,7 +238,7 @@ class Fold:
                 self._fold_tensor(name, update)
 
     def _fold_tensor(self, name: str, update: _Update) -> None:
-        part, window = update.part[name], update.window
+        part, window = None if update.part is None else update.part[name], update.window
         weight = _weight(update.weight, name)
         self._total[name] += weight
         if update.rows is not None:
@@ -235,9 +248,10 @@ class Fold:
             part, window = narrowed
         self._place(name, part, window, weight, weight)
 
-    def _place(self, name: str, part: Tensor, window: Window, weight: float, count: float) -> None:
-        """Add ``weight · part`` where it belongs, and ``count`` to the weight that covers it."""
-        self.axes.region(name, window).add(self._sums[name], part.to(self._sums[name].device), weight)
+    def _place(self, name: str, part: Tensor | None, window: Window, weight: float, count: float) -> None:
+        """Add ``weight · part``, if there is one, where it belongs, and ``count`` to the weight that covers it."""
+        if part is not None:
+            self.axes.region(name, window).add(self._sums[name], part.to(self._sums[name].device), weight)
         pending = self._pending.setdefault(name, {})
         pending[window] = pending.get(window, 0.0) + count
         if len(pending) >= PENDING:
@@ -252,8 +266,8 @@ class Fold:
                 self._covered.add(name)
 
     def _narrow(
-        self, name: str, part: Tensor, window: Window, rows: Mapping[str, list[int]]
-    ) -> tuple[Tensor, Window] | None:
+        self, name: str, part: Tensor | None, window: Window, rows: Mapping[str, list[int]]
+    ) -> tuple[Tensor | None, Window] | None:
         """The rows of ``part`` that count, and the window they lie in; None where there are none."""
         mentioned = self._mentioned(name, rows)
         if not mentioned:
@@ -270,7 +284,7 @@ class Fold:
             inside[axis] = pick(places, len(held))
             outside[axis] = pick([held[place] for place in places], size)
         within = regions(name, self.axes.tensors[name].dims, self.axes.widths(window), Window(inside))
-        return within.take(part), Window(outside)
+        return None if part is None else within.take(part), Window(outside)
 
     # --- giving the result out ---
 

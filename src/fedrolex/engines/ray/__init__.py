@@ -1,0 +1,1 @@
+"""A cohort on many processes and machines, through Ray."""

@@ -1,0 +1,43 @@
+"""The Ray cluster of a process: an existing one, or one of this machine alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from fedrolex.core import FedrolexError
+from fedrolex.slicing import one_line
+
+ADDRESS = "RAY_ADDRESS"
+LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+"""Settings of a cluster of one's own, unless they are given: nothing is reported to anyone, workers are not niced."""
+
+
+def check_installed() -> None:
+    """Raise, in one line, where Ray is not installed."""
+    if find_spec("ray") is None:
+        raise FedrolexError("engine ray needs Ray, which is not installed: pip install 'fedrolex[ray]'")
+
+
+def connected() -> Any:
+    """The module ``ray``, connected to the cluster at RAY_ADDRESS, or to one that is started on this machine."""
+    address = os.environ.get(ADDRESS) or "local"
+    for name, value in LOCAL.items():
+        os.environ.setdefault(name, value)  # read when ray is imported, and by what it starts
+    import ray
+
+    if not ray.is_initialized():
+        own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        except Exception as error:
+            what = "a local Ray cluster" if address == "local" else f"the Ray cluster at {address} ({ADDRESS})"
+            raise FedrolexError(f"{what} cannot be reached: {type(error).__name__}: {one_line(error)}") from error
+    return ray
+
+
+def session(ray: Any) -> str | None:
+    """What tells this connection to a cluster from others; None without one."""
+    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None
