@@ -1,0 +1,82 @@
+"""The app of a device: what its node is asked, it answers with the recipe's own client work."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedrolex.core import FedrolexError
+from fedrolex.flower.capacity import measured
+from fedrolex.flower.device import Device
+from fedrolex.flower.memory import Memory
+from fedrolex.flower.messages import Asked, Profile
+from fedrolex.flower.settings import Settings, digest
+from fedrolex.recipes import Recipe
+from fedrolex.runs import Training, prepare
+from fedrolex.slicing import exact
+from fedrolex.tasks import Task
+
+OwnTask = Task | Callable[[Context], Task]
+"""A task, or a function of a node's context that gives it: model, and the node's own data under its number."""
+
+
+def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> ClientApp:
+    """A Flower app for devices.
+
+    Args:
+        recipe: the run; by default the run-config names it.
+        task: model and data of one's own, instead of the recipe's.
+    """
+    app, known = ClientApp(), dict[str, Training]()
+
+    def device(context: Context) -> Device:
+        settings = Settings.read(context.run_config)
+        described = settings.described(recipe)
+        key = digest(described)
+        if key not in known:
+            known.clear()
+            known[key] = prepared(described, task, context)
+        training, client = known[key], number(context)
+        memory = Memory(context.state, _folder(context, client))
+        return Device(
+            training, client, capacity(context, training), memory, key,
+            transport=settings.transport, checkpoint_every=described.checkpoint_every,
+        )  # fmt: skip
+
+    @app.query("profile")
+    def profile(message: Message, context: Context) -> Message:
+        own = device(context)
+        return Message(Profile(own.client, own.capacity, own.recipe).record(), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(device(context).answer(Asked.read(message.content)).record(), reply_to=message)
+
+    return app
+
+
+def prepared(recipe: Recipe, task: OwnTask | None, context: Context) -> Training:
+    """A recipe's training, on its own task or on one given."""
+    given = task if isinstance(task, Task) or task is None else task(context)
+    return prepare(recipe, given)
+
+
+def number(context: Context) -> int:
+    """The number of a node's client."""
+    found = context.node_config.get("client", context.node_config.get("partition-id"))
+    if type(found) is not int:
+        raise FedrolexError(f"the node has client {found!r}: give it a number, --node-config 'client=0'")
+    return found
+
+
+def capacity(context: Context, training: Training) -> Fraction:
+    """What a node can hold: as its node-config says or, where that says ``auto`` or nothing, as measured."""
+    said = context.node_config.get("capacity", "auto")
+    return measured(training, context.node_config) if said == "auto" else exact(str(said))
+
+
+def _folder(context: Context, client: int) -> Path | None:
+    folder = context.node_config.get("folder")
+    return None if folder is None else Path(str(folder)) / f"client-{client}"
