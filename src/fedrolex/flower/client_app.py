@@ -31,24 +31,27 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
     """
     app, known = ClientApp(), dict[str, Training]()
 
-    def device(context: Context) -> Device:
-        settings = Settings.read(context.run_config)
-        described = settings.described(recipe)
+    def training(context: Context) -> tuple[Training, Recipe, str]:
+        described = Settings.read(context.run_config).described(recipe)
         key = digest(described)
         if key not in known:
             known.clear()
             known[key] = prepared(described, task, context)
-        training, client = known[key], number(context)
-        memory = Memory(context.state, _folder(context, client))
+        return known[key], described, key
+
+    def device(context: Context) -> Device:
+        made, described, key = training(context)
+        client, transport = number(context), Settings.read(context.run_config).transport
         return Device(
-            training, client, capacity(context, training), memory, key,
-            transport=settings.transport, checkpoint_every=described.checkpoint_every,
+            made, client, capacity(context, lambda: made), Memory(context.state, _folder(context, client)), key,
+            transport=transport, checkpoint_every=described.checkpoint_every,
         )  # fmt: skip
 
     @app.query("profile")
     def profile(message: Message, context: Context) -> Message:
-        own = device(context)
-        return Message(Profile(own.client, own.capacity, own.recipe).record(), reply_to=message)
+        key = digest(Settings.read(context.run_config).described(recipe))
+        held = capacity(context, lambda: training(context)[0])
+        return Message(Profile(number(context), held, key).record(), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -71,10 +74,10 @@ def number(context: Context) -> int:
     return found
 
 
-def capacity(context: Context, training: Training) -> Fraction:
+def capacity(context: Context, training: Callable[[], Training]) -> Fraction:
     """What a node can hold: as its node-config says or, where that says ``auto`` or nothing, as measured."""
     said = context.node_config.get("capacity", "auto")
-    return measured(training, context.node_config) if said == "auto" else exact(str(said))
+    return measured(training(), context.node_config) if said == "auto" else exact(str(said))
 
 
 def _folder(context: Context, client: int) -> Path | None:
