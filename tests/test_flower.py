@@ -139,7 +139,7 @@ def test_methods_whose_server_reads_devices_are_refused(method: str) -> None:
     [
         ({"transport": "fp8"}, "fp32, bf16, int8"),
         ({"timeuot": 3}, "did you mean 'timeout'"),
-        ({"threshold": 0.5}, "more than a half"),
+        ({"threshold": 0.4}, "at least a half"),
         ({"least": 1}, "hides nothing"),
         ({"set": "fleet.redrawn=true"}, "for simulations"),
         ({"set": "fleet.stragglers=0.1"}, "for simulations"),

@@ -25,7 +25,8 @@ BELOW = {
     "methods": {"core", "slicing", "models", "tasks", "clients", "rounds"},
     "recipes": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "methods"},
     "runs": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "engines", "methods", "recipes"},
-    "flower": {"core", "slicing", "tasks", "clients", "rounds", "engines", "methods", "recipes", "runs"},
+    "privacy": {"core", "slicing", "tasks", "clients", "rounds"},
+    "flower": {"core", "slicing", "tasks", "clients", "rounds", "engines", "methods", "recipes", "runs", "privacy"},
 }
 """The packages that each package may import from; ``cli`` and the package itself may import all."""
 

@@ -12,6 +12,7 @@ from fedrolex.flower.capacity import measured
 from fedrolex.flower.device import Device
 from fedrolex.flower.memory import Memory
 from fedrolex.flower.messages import Asked, Profile
+from fedrolex.flower.secure import SecureDevice
 from fedrolex.flower.settings import Settings, digest
 from fedrolex.recipes import Recipe
 from fedrolex.runs import Training, prepare
@@ -55,7 +56,32 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        if Settings.read(context.run_config).secure:
+            raise FedrolexError("this run is a secure one: nothing is sent that is not masked")
         return Message(device(context).answer(Asked.read(message.content)).record(), reply_to=message)
+
+    def secured(context: Context) -> SecureDevice:
+        settings = Settings.read(context.run_config)
+        wanted = context.node_config.get("least", 3)
+        if not settings.secure or settings.least < int(wanted):
+            raise FedrolexError(f"this device is in sums of at least {wanted} only: see least in the run-config")
+        return SecureDevice(device(context), context.state, settings.least, settings.threshold, settings.reach)
+
+    @app.train("keys")
+    def keys(message: Message, context: Context) -> Message:
+        return Message(secured(context).keys(message.content), reply_to=message)
+
+    @app.train("shares")
+    def shares(message: Message, context: Context) -> Message:
+        return Message(secured(context).shares(message.content), reply_to=message)
+
+    @app.train("masked")
+    def masked(message: Message, context: Context) -> Message:
+        return Message(secured(context).masked(message.content), reply_to=message)
+
+    @app.train("unmask")
+    def unmask(message: Message, context: Context) -> Message:
+        return Message(secured(context).unmask(message.content), reply_to=message)
 
     return app
 

@@ -8,6 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedrolex.flower.client_app import OwnTask, prepared
 from fedrolex.flower.engine import Devices, Exchange
 from fedrolex.flower.fleet import Roster
+from fedrolex.flower.secure import SecureDevices
 from fedrolex.flower.settings import Settings, digest
 from fedrolex.recipes import Recipe
 from fedrolex.rounds import Round, State
@@ -74,6 +75,10 @@ def on_devices(training: Training, grid: Grid, recipe: Recipe, settings: Setting
         quorum=recipe.quorum, transport=settings.transport, factor=settings.norm_factor,
     )  # fmt: skip
     engine = Devices(grid, roster.present, exchange, training.say)
+    if settings.secure:
+        engine = SecureDevices(grid, roster.present, exchange, training.say).secured(
+            least=settings.least, share=settings.threshold, reach=settings.reach
+        )
     training.server.fleet, training.engine = roster.present, engine
     training.callbacks = [*training.callbacks, Strays(engine)]
     return engine

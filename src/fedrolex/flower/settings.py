@@ -28,7 +28,8 @@ class Settings:
         norm_factor: how many times the median norm of a change is too far to be believed.
         secure: whether the server sees sums of what devices send only.
         least: with ``secure``, fewest devices that a value is a sum of.
-        threshold: with ``secure``, the share of a round's devices that must stay to its end; more than a half.
+        threshold: with ``secure``, more than this share of a round's devices must stay to its end; at least a half.
+        reach: with ``secure``, the largest change of a value.
     """
 
     recipe: str = "digits"
@@ -41,12 +42,13 @@ class Settings:
     norm_factor: float = 10.0
     secure: bool = False
     least: int = 3
-    threshold: float = 2 / 3
+    threshold: float = 0.66
+    reach: float = 8.0
 
     def __post_init__(self) -> None:
         check_words("run-config", self)
-        if not 0.5 < self.threshold <= 1:
-            raise FedrolexError(f"threshold is {self.threshold}: give more than a half, 1 at most")
+        if not 0.5 <= self.threshold < 1:
+            raise FedrolexError(f"threshold is {self.threshold}: give at least a half, below 1")
         if self.least < 2:
             raise FedrolexError(f"least is {self.least}: a sum of fewer than 2 devices hides nothing")
 
@@ -71,6 +73,11 @@ class Settings:
         for key, simulated in (("redrawn", fleet.redrawn), ("stragglers", fleet.stragglers)):
             if simulated:
                 raise FedrolexError(f"fleet.{key} is for simulations: leave it out where devices are real")
+        needs = recipe.method.needs
+        if self.secure and (not needs.secure_aggregation or needs.client_state):
+            raise FedrolexError(f"method {recipe.method.name} needs more of a client than sums: leave secure out")
+        if self.secure and self.transport != "fp32":
+            raise FedrolexError(f"transport is {self.transport}: secure sums have a rounding of their own, use fp32")
         if recipe.method.needs.at_hand:
             why = "its server reads what stays on devices here"
             raise FedrolexError(f"method {recipe.method.name} cannot run on real devices: {why}")
