@@ -22,7 +22,7 @@ BELOW = {
     "clients": {"core", "slicing", "tasks"},
     "rounds": {"core", "slicing", "tasks", "clients"},
     "engines": {"core", "slicing", "models", "tasks", "clients", "rounds"},
-    "methods": {"core", "slicing", "models", "tasks", "clients", "rounds"},
+    "methods": {"core", "slicing", "models", "tasks", "clients", "rounds", "privacy"},
     "recipes": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "methods"},
     "runs": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "engines", "methods", "recipes"},
     "privacy": {"core", "slicing", "tasks", "clients", "rounds"},

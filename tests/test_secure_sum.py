@@ -83,7 +83,7 @@ def test_every_drop_out_at_every_step_gives_the_exact_sum_or_none(share: float) 
                 assert place not in found
                 continue
             total = sum(sent[me][place].astype(np.uint64) for me in survivors) % 2**32
-            assert (found[place] == total).all()  # type: ignore[attr-defined]
+            assert (found[place] == total).all()
     assert min(done, aborted) > 10
 
 

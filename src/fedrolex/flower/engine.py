@@ -94,7 +94,7 @@ class Devices(Engine):
             node, _ = self.fleet.nodes[client]
             down: Transport = "fp32" if self.exchange.transport == "fp32" else "bf16"
             content = Asked(
-                plan.round, client, cohort_of(plan), [job.name for job in jobs],
+                plan.round, client, [Member(client, jobs[0].capacity)], [job.name for job in jobs],
                 [ticket_of(job.kept) for job in jobs], self.exchange.recipe,
                 [packed(plan.received(job), down) for job in jobs],
                 [{purpose: packed(tensors) for purpose, tensors in job.sent.items()} for job in jobs],

@@ -24,6 +24,10 @@ class Cohort(Fleet):
         """Those the server named."""
         return list(self.told)
 
+    def sampled(self, round: int, chance: float, key: int) -> list[Member]:
+        """Those the server named."""
+        return list(self.told)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Present(Fleet):
@@ -36,20 +40,16 @@ class Present(Fleet):
 
     nodes: dict[int, tuple[int, Fraction]] = field(default_factory=dict, compare=False)
     look: Callable[[], None] = field(default=lambda: None, compare=False)
-    drawn: dict[tuple[int, Fraction | None], list[Member]] = field(default_factory=dict, compare=False)
+    looked: set[int] = field(default_factory=set, compare=False)
 
     def capacity(self, client: int, round: int = 0) -> Fraction:
         """What a client said it can hold; the least there is, for one that is not there."""
         return self.nodes[client][1] if client in self.nodes else min(self.levels)
 
-    def members(self, round: int, able: Fraction | None = None) -> list[Member]:
-        """The cohort of a round, of clients that are there when it is first asked for."""
-        if (round, able) not in self.drawn:
-            self.look()
-            self.drawn[round, able] = super().members(round, able)
-        return self.drawn[round, able]
-
     def _called(self, round: int) -> Iterator[int]:
+        if round > max(self.looked, default=-1):  # whoever is there when a round's cohort is first asked for
+            self.looked.add(round)
+            self.look()
         return (client for client in super()._called(round) if client in self.nodes)
 
 

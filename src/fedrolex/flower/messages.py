@@ -23,7 +23,8 @@ class Asked:
     Attributes:
         round: counted from 0.
         client: the device's number.
-        cohort: everyone who takes part in the round, with capacities. Public: with it a device finds its own windows.
+        cohort: who takes part in the round, with capacities, as far as the device must know: itself and, for secure
+            sums, all others. With it a device finds windows by itself.
         jobs: names of the device's jobs.
         tickets: for every job, the round in which the device kept what it shall go on with; NEW for nothing.
         recipe: a hash of the recipe, which both sides have.

@@ -69,6 +69,7 @@ class Settings:
         recipe = find_recipe(self.recipe) if given is None else given
         changes = [change.strip() for change in self.set.split(";") if change.strip()]
         recipe = replace(recipe.with_settings(changes), engine="loop", compare=False)
+        recipe = replace(recipe, method=recipe.method.on_devices())
         fleet = recipe.fleet
         for key, simulated in (("redrawn", fleet.redrawn), ("stragglers", fleet.stragglers)):
             if simulated:
