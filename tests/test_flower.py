@@ -11,11 +11,12 @@ import torch
 
 pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 
-from flower_grid import Nodes, fleet, flower_run, simulated
+from flower_grid import Nodes, config, fleet, flower_run, simulated
+from flwr.app import Context, RecordDict
 
-from fedrolex import FedrolexError, Run
+from fedrolex import Examples, FedrolexError, Run, prepare
+from fedrolex.flower import Settings, SubModelStrategy, own_data, train_on
 from fedrolex.flower.messages import Asked, bytes_of
-from fedrolex.flower.settings import Settings
 
 METHODS: dict[str, list[str]] = {
     "fedrolex": [],
@@ -192,3 +193,38 @@ def test_a_device_that_lost_what_it_kept_is_left_out(tmp_path: Path) -> None:
     run = flower_run(tmp_path / "run", "method=scaffold", nodes=nodes)
     assert not run.rows[0]["dropped"]
     assert "has lost what it kept in round 0" in run.rows[1]["dropped"]["1"]
+
+
+def test_the_example_with_a_model_of_ones_own_learns(tmp_path: Path) -> None:
+    path = Path(__file__).parents[1] / "examples" / "flower_own_model" / "own_app.py"
+    app: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), app)
+    run_config = {"out": str(tmp_path / "run"), "patience": 5.0, "set": "rounds=20; device=cpu"}
+    nodes = Nodes(
+        app["client"], {100 + n: {"client": n, "capacity": c} for n, c in enumerate(("1", "1/2", "1/4"))}, run_config
+    )
+    summary = train_on(nodes, Context(1, 0, {}, RecordDict(), run_config), app["recipe"], app["task"])
+    assert float(str(summary["global_accuracy"])) > 0.8
+    assert summary["dropped"] == 0
+
+
+def test_flowers_own_loop_drives_a_strategy_to_the_same_bits(tmp_path: Path) -> None:
+    settings = Settings.read(config(tmp_path / "run"))
+    recipe = settings.described()
+    training = prepare(recipe)
+    strategy = SubModelStrategy(training, recipe, settings)
+    result = strategy.start(fleet(tmp_path / "run"), strategy.arrays(), num_rounds=3, timeout=5)
+    wanted = simulated(tmp_path / "same")
+    assert all(torch.equal(training.tensors()[key], tensor) for key, tensor in wanted.tensors.items())
+    assert result.train_metrics_clientapp[3]["clients"] == 3
+    for name, array in result.arrays.items():
+        assert torch.equal(torch.from_numpy(array.numpy()), wanted.tensors[f"model:{name}"])
+    with pytest.raises(FedrolexError, match="four messages a round"):
+        SubModelStrategy(training, recipe, Settings(secure=True))
+
+
+@pytest.mark.parametrize(("given", "said"), [({"client": 3}, "give 0 to 2"), ({}, "say classes")])
+def test_data_of_ones_own_says_what_it_lacks(given: dict[str, Any], said: str) -> None:
+    examples = Examples(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(FedrolexError, match=said):
+        own_data(lambda scale: torch.nn.Linear(2, 2), examples, clients=3, **given)

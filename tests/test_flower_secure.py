@@ -17,7 +17,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedrolex import FedrolexError, prepare
+from fedrolex.flower.loopback import key
+from fedrolex.flower.secure_messages import keys_record
 from fedrolex.flower.settings import Settings
+from fedrolex.privacy.masks import Keys, public, secret
 from fedrolex.privacy.quantised import Quantised
 from fedrolex.recipes import find_recipe
 
@@ -109,7 +112,7 @@ def test_the_server_sees_masked_words_and_nothing_else(tmp_path: Path) -> None:
     secure_run(tmp_path / "run", "rounds=1", change=dict.fromkeys(WHO, watch))
     assert seen.pop("query.profile") == {"profile.format", "profile.client", "profile.capacity", "profile.recipe"}
     assert seen == {
-        "train.keys": {"keys.devices", "keys.seal", "keys.mask"},
+        "train.keys": {"keys.devices", "keys.seal", "keys.mask", "keys.signature"},
         "train.shares": {"shares.devices", "shares.texts"},
         "train.masked": {"masked.*"},
         "train.unmask": {"helped.devices", "helped.areas", "helped.shares"},
@@ -233,3 +236,34 @@ def test_methods_that_need_single_uploads_are_refused(settings: str, said: str) 
 def test_settings_that_would_tell_of_single_devices_are_refused(settings: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(FedrolexError, match=said):
         secure_run(tmp_path / "run", *settings.split(";"), "rounds=1")
+
+
+def test_devices_that_know_each_other_refuse_invented_ones(tmp_path: Path) -> None:
+    """The server answers for device 5 itself, with keys of its own: without signatures nobody would notice."""
+    folder = tmp_path / "known"
+    folder.mkdir()
+    for node in WHO:
+        key(tmp_path / f"{node - 100}")
+        (tmp_path / f"{node - 100}.pub").rename(folder / f"{node - 100}.pub")
+
+    def invented(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
+        if message.metadata.message_type != "train.keys":
+            return [reply]
+        fake = {5: Keys(public(secret()), public(secret()), b"")}
+        return [Message(RecordDict({"keys": keys_record(fake)}), reply_to=message)]
+
+    own = {
+        node: {
+            "client": node - 100,
+            "capacity": held,
+            "identity": str(tmp_path / f"{node - 100}"),
+            "known": str(folder),
+        }
+        for node, held in WHO.items()
+    }
+    good = fleet(tmp_path / "run", *SIX, "rounds=1", who={}, more=own, secure=True)
+    run = flower_run(tmp_path / "run", *SIX, "rounds=1", nodes=good)
+    assert near(run, simulated(tmp_path / "same", *SIX, "rounds=1"))
+    bad = fleet(tmp_path / "bad", *SIX, "rounds=1", who={}, more=own, change={105: invented}, secure=True)
+    with pytest.raises(FedrolexError, match="device 5 is not known, or did not sign its keys"):
+        flower_run(tmp_path / "bad", *SIX, "rounds=1", nodes=bad)

@@ -11,6 +11,9 @@ except ImportError as error:
     raise FedrolexError("fedrolex.flower needs Flower: pip install 'fedrolex[flower]'") from error
 
 from fedrolex.flower.client_app import client_app
+from fedrolex.flower.own_data import own_data
 from fedrolex.flower.server_app import server_app, train_on
+from fedrolex.flower.settings import Settings
+from fedrolex.flower.strategy import SubModelStrategy
 
-__all__ = ["client_app", "server_app", "train_on"]
+__all__ = ["Settings", "SubModelStrategy", "client_app", "own_data", "server_app", "train_on"]

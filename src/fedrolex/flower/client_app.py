@@ -14,6 +14,7 @@ from fedrolex.flower.memory import Memory
 from fedrolex.flower.messages import Asked, Profile
 from fedrolex.flower.secure import SecureDevice
 from fedrolex.flower.settings import Settings, digest
+from fedrolex.privacy.identity import Identity
 from fedrolex.recipes import Recipe
 from fedrolex.runs import Training, prepare
 from fedrolex.slicing import exact
@@ -30,15 +31,15 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
         recipe: the run; by default the run-config names it.
         task: model and data of one's own, instead of the recipe's.
     """
-    app, known = ClientApp(), dict[str, Training]()
+    app, known = ClientApp(), dict[tuple[str, int], Training]()
 
     def training(context: Context) -> tuple[Training, Recipe, str]:
         described = Settings.read(context.run_config).described(recipe)
         key = digest(described)
-        if key not in known:
-            known.clear()
-            known[key] = prepared(described, task, context)
-        return known[key], described, key
+        whose = key, 0 if task is None else context.node_id
+        if whose not in known:
+            known[whose] = prepared(described, task, context)
+        return known[whose], described, key
 
     def device(context: Context) -> Device:
         made, described, key = training(context)
@@ -65,7 +66,11 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
         wanted = context.node_config.get("least", 3)
         if not settings.secure or settings.least < int(wanted):
             raise FedrolexError(f"this device is in sums of at least {wanted} only: see least in the run-config")
-        return SecureDevice(device(context), context.state, settings.least, settings.threshold, settings.reach)
+        own, known = (context.node_config.get(key) for key in ("identity", "known"))
+        identity = Identity(own and Path(str(own)), known and Path(str(known)))
+        return SecureDevice(
+            device(context), context.state, settings.least, settings.threshold, settings.reach, identity
+        )
 
     @app.train("keys")
     def keys(message: Message, context: Context) -> Message:

@@ -73,7 +73,14 @@ class Devices(Engine):
         """One answer a job; a device that is silent, or sends something odd, has failed."""
         self.strays, self.carried = [], {}
         asked = self.asked(plan)
-        replies = exchanged(
+        replies = self.replies(plan, asked)
+        answers = self.checked(plan, {client: replies.get(self.fleet.nodes[client][0]) for client in asked})
+        for job in plan.jobs:
+            yield answers.pop(job.key) if job.key in answers else Failure(job, "is not there")
+
+    def replies(self, plan: RoundPlan, asked: Mapping[int, tuple[Message, list[Job]]]) -> Mapping[int, Message]:
+        """What nodes reply to what their clients are asked, by node."""
+        return exchanged(
             self.grid,
             {self.fleet.nodes[client][0]: message for client, (message, _) in asked.items()},
             self.exchange.timeout,
@@ -81,9 +88,6 @@ class Devices(Engine):
             enough=self.exchange.quorum,
             stray=lambda reply: self._stray(plan, reply),
         )
-        answers = self.checked(plan, {client: replies.get(self.fleet.nodes[client][0]) for client in asked})
-        for job in plan.jobs:
-            yield answers.pop(job.key) if job.key in answers else Failure(job, "is not there")
 
     def asked(self, plan: RoundPlan) -> dict[int, tuple[Message, list[Job]]]:
         """A message for every client of the round that is there, with its jobs."""

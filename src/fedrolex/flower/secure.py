@@ -1,7 +1,7 @@
 """Secure sums over Flower: four messages a round, after which the server knows sums, and no device's own change."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +27,7 @@ from fedrolex.flower.secure_messages import (
 )  # fmt: skip
 from fedrolex.flower.transport import packed
 from fedrolex.privacy.areas import Areas
+from fedrolex.privacy.identity import Identity
 from fedrolex.privacy.quantised import Quantised, Words
 from fedrolex.privacy.secure_sum import KEY, Party, SumPlan, summed
 from fedrolex.rounds.engine import Averaged
@@ -80,6 +81,7 @@ class SecureDevice:
         device: what it trains by.
         state: Flower's, in which its secrets lie from step to step.
         least, share, reach: as in :class:`~fedrolex.flower.settings.Settings`.
+        identity: by which devices know each other.
     """
 
     device: Device
@@ -87,6 +89,7 @@ class SecureDevice:
     least: int
     share: float
     reach: float
+    identity: Identity = field(default_factory=Identity)
 
     def round(self, asked: Asked) -> SecureRound:
         """What is public of a round, computed here; raises where this device would be alone with what it sends."""
@@ -103,14 +106,16 @@ class SecureDevice:
     def keys(self, content: RecordDict) -> RecordDict:
         """Step 0."""
         party = Party(self.device.client, self.round(Asked.read(content)).plan)
-        keys = party.advertise()
+        keys = self.identity.signed(party.plan.about, party.me, party.advertise())
         keep(party, self.state)
         return RecordDict({"keys": keys_record({party.me: keys})})
 
     def shares(self, content: RecordDict) -> RecordDict:
         """Step 1."""
         party = self._party(content)
-        texts = party.share(read_keys(content))
+        keys = read_keys(content)
+        self.identity.check(party.plan.about, keys)
+        texts = party.share(keys)
         keep(party, self.state)
         return RecordDict({"shares": texts_record(texts)})
 

@@ -23,16 +23,17 @@ def keys_record(keys: Mapping[int, Keys]) -> ConfigRecord:
             "devices": list(keys),
             "seal": [each.seal for each in keys.values()],
             "mask": [each.mask for each in keys.values()],
+            "signature": [each.signature for each in keys.values()],
         }
     )
 
 
 def read_keys(record: RecordDict, name: str = "keys") -> dict[int, Keys]:
     """The inverse of :func:`keys_record`; raises in one line."""
-    devices, seal, mask = _lists(record, name, devices=int, seal=bytes, mask=bytes)
+    devices, seal, mask, signature = _lists(record, name, devices=int, seal=bytes, mask=bytes, signature=bytes)
     if not all(len(key) == SECRET for key in (*seal, *mask)):
         raise FedrolexError("a public key has not 32 bytes")
-    return {device: Keys(*each) for device, *each in zip(devices, seal, mask, strict=True)}
+    return {device: Keys(*each) for device, *each in zip(devices, seal, mask, signature, strict=True)}
 
 
 def texts_record(texts: Mapping[int, bytes]) -> ConfigRecord:

@@ -1,5 +1,6 @@
 """The app of the server: the training loop of every run, with devices in the place of a simulation's clients."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
@@ -11,6 +12,7 @@ from fedrolex.flower.fleet import Roster
 from fedrolex.flower.secure import SecureDevices
 from fedrolex.flower.settings import Settings, digest
 from fedrolex.recipes import Recipe
+from fedrolex.recipes.task import GivenInPython
 from fedrolex.rounds import Round, State
 from fedrolex.runs import Callback, Run, Training
 from fedrolex.runs.run import Progress
@@ -51,12 +53,12 @@ def train_on(
     settings = Settings.read(context.run_config)
     described = settings.described(recipe)
     training = prepared(described, task, context)
-    folder = Path(settings.out)
+    folder, written = Path(settings.out), described if task is None else replace(described, task=GivenInPython())
     if folder.is_dir() and any(folder.iterdir()):
         run = Run.open(folder)
-        run.change(described)
+        run.change(written)
     else:
-        run = Run.create(folder, described, own_task=task is not None)
+        run = Run.create(folder, written, own_task=task is not None)
     on_devices(training, grid, described, settings)
     summary = run.go(training, progress)
     print(f"{summary['run']}: {summary.get('global_accuracy', summary.get('loss'))}", flush=True)

@@ -7,7 +7,7 @@ not used.)
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -27,10 +27,14 @@ NONCE = 12
 
 @dataclass(frozen=True)
 class Keys:
-    """A device's public keys of one round: one to seal messages to it, one that its masks are made from."""
+    """A device's public keys of one round: one to seal messages to it, one that its masks are made from.
+
+    With a signature, where devices know each other: see :mod:`fedrolex.privacy.identity`.
+    """
 
     seal: bytes
     mask: bytes
+    signature: bytes = field(default=b"", compare=False)
 
 
 def secret() -> bytes:
