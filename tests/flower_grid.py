@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
@@ -21,6 +22,18 @@ from fedrolex.runs import checkpoint
 
 Change = Callable[["Nodes", int, Message, Message], Sequence[Message]]
 """What becomes of a reply: of (nodes, node, message, reply), the messages that the server gets in its place."""
+
+
+def as_bytes(content: RecordDict) -> RecordDict:
+    """Records as they come out of Flower's bytes."""
+    return recorddict_from_proto(recorddict_to_proto(content))
+
+
+def carried(message: Message) -> Message:
+    """A message as it arrives."""
+    found = deepcopy(message)
+    found.content = as_bytes(message.content)
+    return found
 
 
 class Nodes(Grid):
@@ -74,7 +87,9 @@ class Nodes(Grid):
             self.log.append(message)
             if node not in self.contexts:
                 continue
-            reply = self.reply(deepcopy(message))
+            reply = self.reply(carried(message))
+            reply = carried(reply) if reply.has_content() else reply
+            self.contexts[node].state = as_bytes(self.contexts[node].state)
             self._replies += self.change[node](self, node, message, reply) if node in self.change else [reply]
         return ids
 

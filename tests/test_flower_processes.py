@@ -100,6 +100,18 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) -> N
     assert same_bits(Done.of(tmp_path / "run"), simulated(tmp_path / "same", *SET, "rounds=3"))
 
 
+@pytest.mark.slow
+def test_secure_sums_over_processes_are_the_plain_average_within_rounding(tmp_path: Path) -> None:
+    nodes = [{"client": client, "capacity": "1"} for client in range(3)]
+    settings = [*SET, "rounds=1", "fleet.capacities=[1]"]
+    with Loopback(tmp_path / "fleet", nodes, {"OMP_NUM_THREADS": "1"}) as fleet:
+        fleet.run(APP, {"set": ";".join(settings), "out": str(tmp_path / "run"), "secure": True})
+    run, wanted = Done.of(tmp_path / "run"), simulated(tmp_path / "same", *settings)
+    assert run.rows[0]["clients"] == 3
+    for name, tensor in wanted.tensors.items():
+        assert float((run.tensors[name] - tensor).abs().max()) < 1e-6
+
+
 def children(parent: int, name: str) -> list[int]:
     """Processes of a process's group that run a program."""
     found = []

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp
+from math import exp, isfinite
 from typing import Any
 
 import numpy as np
@@ -180,7 +180,7 @@ class Private(SubModels):
         how = f"noise {self.noise:g}, sampling rate {fleet.cohort / fleet.clients:.3g}, {server.round} rounds"
         source = "" if self.secret else "; a simulation's: its noise follows from the seed"
         said = f"ε = {spent:.3g} at δ = {delta:.2g}, for a client added or removed with all its data ({how}{source})"
-        return {"privacy": said, "epsilon": spent, "delta": delta}
+        return {"privacy": said, "epsilon": spent if isfinite(spent) else None, "delta": delta}
 
     @cached_property
     def _secret(self) -> int:
