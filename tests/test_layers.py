@@ -22,9 +22,11 @@ BELOW = {
     "clients": {"core", "slicing", "tasks"},
     "rounds": {"core", "slicing", "tasks", "clients"},
     "engines": {"core", "slicing", "models", "tasks", "clients", "rounds"},
-    "methods": {"core", "slicing", "models", "tasks", "clients", "rounds"},
+    "methods": {"core", "slicing", "models", "tasks", "clients", "rounds", "privacy"},
     "recipes": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "methods"},
     "runs": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "engines", "methods", "recipes"},
+    "privacy": {"core", "slicing", "tasks", "clients", "rounds"},
+    "flower": {"core", "slicing", "tasks", "clients", "rounds", "engines", "methods", "recipes", "runs", "privacy"},
 }
 """The packages that each package may import from; ``cli`` and the package itself may import all."""
 

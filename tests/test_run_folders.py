@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from click.testing import Result
 from methods_shared import SMALL
 from run_folders import RECIPE, resumed, same, stopped, whole
 from told import told
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from fedrolex import Callback, Run, load, prepare, train
 from fedrolex.cli.app import app

@@ -29,6 +29,7 @@ REMARKS = {
     "public_examples": "{:,} examples put aside as public data",
     "validation_examples": "{:,} examples put aside as validation data",
     "dropped": "{:,} answers dropped",
+    "privacy": "{}",
     "labels_per_client": "{:.2f} labels a client",
 }
 SENT = ("bytes", "bytes_of_full_model")

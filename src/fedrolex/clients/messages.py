@@ -153,6 +153,10 @@ class RoundPlan:
         """The job's part of the server's tensors, in the shapes of its window."""
         return self.axes(job).take(self.whole(job), job.window)
 
+    def load(self, module: nn.Module, job: Job) -> None:
+        """Copy the job's part of the server's tensors into a module of its widths."""
+        self.axes(job).load(module, self.whole(job), job.window)
+
     def widths(self, job: Job) -> tuple[tuple[str, int], ...]:
         """The width of every axis of the job's network: what the shapes of its tensors depend on."""
         return tuple(self.axes(job).widths(job.window).items())

@@ -67,7 +67,7 @@ class Visit:
         if "received" in self.__dict__:
             self._copy(module, self.received)
         else:  # straight from the server's tensors
-            self.plan.axes(self.job).load(module, self.plan.whole(self.job), self.job.window)
+            self.plan.load(module, self.job)
 
     def module(self, tensors: Tensors) -> nn.Module:
         """A module of the job's widths with these tensors; the next call uses the same module again."""

@@ -166,7 +166,7 @@ METHODS = Registry(
         fedbe=".fedbe:FedBE", fedgkt=".fedgkt:FedGKT", feddf=".feddf:FedDF", fedet=".fedet:FedET", dsfl=".dsfl:DSFL",
         fed_dropout=".fed_dropout:FedDropout", fedselect=".fedselect:FedSelect", heterofl=".heterofl:HeteroFL",
         fjord=".fjord:Fjord", fedrolex=".fedrolex:FedRolex", submodels=".submodels:SubModels",
-        columns=".columns:Columns",
+        columns=".columns:Columns", private=".private:Private",
     ),
     "fedrolex.methods.method:Method",
 )  # fmt: skip

@@ -17,6 +17,7 @@ from fedrolex.methods.heterofl import HeteroFL
 from fedrolex.methods.method import Method, adding
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
+from fedrolex.methods.private import Private
 from fedrolex.methods.scaffold import Scaffold
 from fedrolex.methods.server_optimizer import ServerOptimizer
 from fedrolex.methods.setup import Setup
@@ -24,6 +25,6 @@ from fedrolex.methods.submodels import SubModels
 
 __all__ = [
     "DSFL", "Averaging", "Columns", "FedAvg", "FedBE", "FedDF", "FedDropout", "FedET", "FedGKT", "FedProx", "FedRolex",
-    "FedSelect", "Fjord", "HeteroFL", "Method", "Needs", "OneSize", "Scaffold", "ServerOptimizer", "Setup", "SubModels",
-    "adding",
+    "FedSelect", "Fjord", "HeteroFL", "Method", "Needs", "OneSize", "Private", "Scaffold", "ServerOptimizer", "Setup",
+    "SubModels", "adding",
 ]  # fmt: skip

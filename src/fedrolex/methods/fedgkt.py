@@ -122,7 +122,7 @@ class FedGKT(Method):
     weight_decay: float = 1e-4
     server_epochs: int = 5
     server_batch: int = 64
-    needs = Needs(client_state=True, uploads=True, larger_server=True)
+    needs = Needs(client_state=True, uploads=True, larger_server=True, at_hand=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

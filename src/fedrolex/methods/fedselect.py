@@ -87,7 +87,7 @@ class FedSelect(FedRolex):
     """
 
     keys: int | None = None
-    needs = Needs(keys=True, larger_server=True)
+    needs = Needs(keys=True, larger_server=True, at_hand=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

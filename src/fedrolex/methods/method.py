@@ -50,6 +50,10 @@ class Method:
     def __post_init__(self) -> None:
         check_words("method", self)
 
+    def on_devices(self) -> "Method":
+        """The method as it runs on real devices, where a simulation's may differ."""
+        return self
+
     # --- before the first round ---
 
     def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
@@ -213,6 +217,10 @@ class Method:
             found["submodels"] = {level: metrics[score(metrics)] for level, metrics in measured.items()}
             found["submodel_statistics"] = {level: metrics["statistics"] for level, metrics in measured.items()}
         return found
+
+    def facts(self, server: Server) -> dict[str, Any]:
+        """What a finished run's summary should say of the method."""
+        return {}
 
     def measured(self, server: Server, measure: Measure) -> nn.Module:
         """The model that is judged, as it is measured: its static norms have statistics."""

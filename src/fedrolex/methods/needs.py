@@ -16,6 +16,8 @@ class Needs:
         one_size: everyone trains a model of the same width.
         larger_server: the server's model may be larger than every client's.
         families: networks of different families can be trained together.
+        at_hand: the server reads clients' examples, or what they keep, which a simulation has and real devices do not
+            give away.
     """
 
     public: bool = False
@@ -26,6 +28,7 @@ class Needs:
     one_size: bool = False
     larger_server: bool = False
     families: bool = False
+    at_hand: bool = False
 
     @property
     def secure_aggregation(self) -> bool:

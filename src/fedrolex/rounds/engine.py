@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -36,10 +37,12 @@ class Engine(ABC):
         together: whether uploads stay good until the next round; known once a round has given its first answer.
         shares_process: whether several such engines may work at once in threads of one process, each for a run of its
             own, and still give the same results as one after the other.
+        carried: bytes that the jobs of the last round brought to their clients and back, where the engine counts them.
     """
 
     together: bool = False
     shares_process: ClassVar[bool] = False
+    carried: Mapping[tuple[int, str], tuple[int, int]] = MappingProxyType({})
 
     def __init__(self, *, precision: Precision = "fp32", device: torch.device | None = None) -> None:
         self.precision = precision

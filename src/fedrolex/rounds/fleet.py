@@ -127,6 +127,15 @@ class Fleet:
                     break
         return sorted(chosen, key=lambda member: member.client)
 
+    def sampled(self, round: int, chance: float, key: int) -> list[Member]:
+        """Of the clients that are there, each with the same chance, in the order of client numbers.
+
+        A Poisson sample, however many that makes; ``key`` is of the stream it is drawn from.
+        """
+        most = int(chance * 2**64)
+        chosen = (c for c in self._called(round) if int(words(1, key, "sampled", round, c)[0]) < most)
+        return [Member(client, self.capacity(client, round), self.part(client, round)) for client in sorted(chosen)]
+
     def _called(self, round: int) -> Iterator[int]:
         """The clients that are there, in random order."""
         if isinstance(self.availability, int | float):

@@ -382,7 +382,7 @@ def _fingerprint(training: Training) -> str:
 
 def _facts(training: Training) -> dict[str, Any]:
     with in_one_line(f"facts() of task {training.server.task.name} failed"):
-        found = {**training.server.task.facts()}
+        found = {**training.server.task.facts(), **training.method.facts(training.server)}
         json.dumps(found)  # raises what a summary cannot hold
         return found
 

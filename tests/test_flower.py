@@ -1,0 +1,230 @@
+"""A round on real devices is a round: over Flower's messages every method gives the simulation's bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs fedrolex[flower]")
+
+from flower_grid import Nodes, config, fleet, flower_run, simulated
+from flwr.app import Context, RecordDict
+
+from fedrolex import Examples, FedrolexError, Run, prepare
+from fedrolex.flower import Settings, SubModelStrategy, own_data, train_on
+from fedrolex.flower.messages import Asked, bytes_of
+
+METHODS: dict[str, list[str]] = {
+    "fedrolex": [],
+    "spread": ["method.spread=true"],
+    "norms": ["method.norms=per_capacity", "task.norm=static"],
+    "batch norm": ["task.norm=batch"],
+    "rows": ["method.rows=true", "client.mask=zero"],
+    "heterofl": ["method=heterofl"],
+    "fed_dropout": ["method=fed_dropout"],
+    "fjord": ["method=fjord"],
+    "fedavg": ["method=fedavg"],
+    "fedprox": ["method=fedprox"],
+    "scaffold": ["method=scaffold"],
+    "columns": ["method=columns"],
+    "feddf": ["method=feddf", "method.steps=2", "method.judge_every=2"],
+    "fedbe": ["method=fedbe", "method.epochs=1"],
+    "fedet": ["method=fedet", "method.steps=2"],
+    "dsfl": ["method=dsfl", "method.epochs=1"],
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_devices_give_the_bits_of_a_simulation(name: str, tmp_path: Path) -> None:
+    run = flower_run(tmp_path / "run", *METHODS[name])
+    wanted = simulated(tmp_path / "same", *METHODS[name])
+    assert run.tensors.keys() == wanted.tensors.keys()
+    for key, tensor in wanted.tensors.items():
+        assert torch.equal(run.tensors[key], tensor), key
+    for mine, theirs in zip(run.rows, wanted.rows, strict=True):
+        assert not mine["dropped"]
+        assert mine["train_loss"] == theirs["train_loss"]
+        assert mine["global_accuracy"] == theirs["global_accuracy"]
+
+
+def test_a_method_of_ones_own_runs_on_devices(tmp_path: Path) -> None:
+    own = ["method=plugin.fedrolex_plugin.clipped:Clipped", "method.most=0.3"]
+    run, wanted = flower_run(tmp_path / "run", *own), simulated(tmp_path / "same", *own)
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def test_only_the_sub_model_travels_and_its_bytes_are_counted(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path / "run")
+    run = flower_run(tmp_path / "run", nodes=nodes)
+    asked = [message for message in nodes.log if message.metadata.message_type == "train"]
+    sizes = {message.metadata.dst_node_id: bytes_of(message.content) for message in asked}
+    assert sizes[100] > 2 * sizes[101] > 4 * sizes[102] > 0
+    assert [row["bytes_down"] for row in run.rows] == [sum(sizes.values())] * len(run.rows)
+    assert [row["bytes_up"] for row in run.rows] == [sum(sizes.values())] * len(run.rows)
+    model = sum(t.numel() * t.element_size() for t in run.tensors.values())
+    assert sizes[100] == model
+
+
+def test_a_device_gets_its_own_columns_only(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path / "run", "method=columns")
+    run = flower_run(tmp_path / "run", "method=columns", nodes=nodes)
+    column = {  # its tensors of each column, as the server has them after the last round
+        "0": {name.removeprefix("model:"): t for name, t in run.tensors.items() if name.startswith("model:")},
+        "1": {name.removeprefix("column1:"): t for name, t in run.tensors.items() if name.startswith("column1:")},
+    }
+    asked = [m for m in nodes.log if m.metadata.message_type == "train" and m.metadata.group_id == "2"]
+    jobs = {m.metadata.dst_node_id: Asked.read(m.content).jobs for m in asked}
+    assert jobs == {100: ["0", "1"], 101: ["0"], 102: ["1"]}
+    for message in asked:
+        names = [key for key in message.content.array_records if key.startswith("tensors")]
+        assert len(names) == len(jobs[message.metadata.dst_node_id])
+        for place, name in enumerate(jobs[message.metadata.dst_node_id]):
+            assert set(message.content[f"tensors {place}"]) == set(column[name])
+
+
+def test_a_fleet_that_is_not_all_there_trains_with_those_who_are(tmp_path: Path) -> None:
+    run = flower_run(tmp_path / "run", nodes=fleet(tmp_path / "run", who={100: "1", 102: "1/4"}))
+    wanted = simulated(tmp_path / "same", "fleet.trace=[[0, 2]]")
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def test_a_capacity_between_two_levels_is_the_lower_one(tmp_path: Path) -> None:
+    run = flower_run(tmp_path / "run", nodes=fleet(tmp_path / "run", who={100: "1", 101: "0.7", 102: "1/3"}))
+    wanted = simulated(tmp_path / "same")
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ({"client": 1, "capacity": "1/100"}, "less than every capacity"),
+        ({"client": 0, "capacity": "1"}, "there is a client 0 already"),
+        ({"client": 7, "capacity": "1"}, "there are 0 to 2"),
+        ({"capacity": "1"}, "give it a number"),
+        ({"client": 1, "capacity": "fast"}, "fast"),
+        ({"client": 1, "memory": 0.001}, "cannot hold 1/4"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_not_taken(
+    node: Mapping[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = fleet(tmp_path / "run", who={100: "1"}, more={101: node})
+    run = flower_run(tmp_path / "run", nodes=nodes, patience=0.5)
+    assert said in capsys.readouterr().err
+    assert [row["clients"] for row in run.rows] == [1, 1, 1]
+
+
+def test_a_measured_capacity_is_the_largest_that_fits(tmp_path: Path) -> None:
+    nodes = fleet(
+        tmp_path / "run", who={100: "1"}, more={101: {"client": 1, "memory": 4096}, 102: {"client": 2, "memory": 0.2}}
+    )
+    flower_run(tmp_path / "run", nodes=nodes)
+    last = [Asked.read(message.content) for message in nodes.log if message.metadata.group_id == "2"]
+    cohort = {member.client: member.capacity for asked in last for member in asked.cohort}
+    assert cohort[1] == 1
+    assert cohort[2] < 1
+
+
+@pytest.mark.parametrize("method", ["fedgkt", "fedselect"])
+def test_methods_whose_server_reads_devices_are_refused(method: str) -> None:
+    with pytest.raises(FedrolexError, match=f"{method} cannot run on real devices"):
+        Settings(set=f"method={method}").described()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"transport": "fp8"}, "fp32, bf16, int8"),
+        ({"timeuot": 3}, "did you mean 'timeout'"),
+        ({"threshold": 0.4}, "at least a half"),
+        ({"least": 1}, "hides nothing"),
+        ({"set": "fleet.redrawn=true"}, "for simulations"),
+        ({"set": "fleet.stragglers=0.1"}, "for simulations"),
+    ],
+)
+def test_a_wrong_run_config_is_one_line(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(FedrolexError, match=said):
+        Settings.read(config).described()
+
+
+@pytest.mark.parametrize(("transport", "least"), [("bf16", 1.9), ("int8", 2.4)])
+def test_shortened_values_cost_less_and_hardly_change_the_model(transport: str, least: float, tmp_path: Path) -> None:
+    run = flower_run(tmp_path / "run", "rounds=6", nodes=fleet(tmp_path / "run", "rounds=6", transport=transport))
+    wanted = simulated(tmp_path / "same", "rounds=6")
+    sent = [sum(row["bytes_down"] + row["bytes_up"] for row in each.rows) for each in (wanted, run)]
+    assert sent[0] / sent[1] > least
+    moved = [simulated(tmp_path / "first", "rounds=1").tensors, wanted.tensors]
+    far = sum(float((moved[1][k] - moved[0][k]).square().sum()) for k in wanted.tensors)
+    off = sum(float((run.tensors[k] - t).square().sum()) for k, t in wanted.tensors.items())
+    assert 0 < off < 0.1 * far
+
+
+def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    method = ["method=scaffold", "rounds=4", "checkpoint_every=2"]
+
+    def killed(nodes: Nodes, node: int, message: Any, reply: Any) -> list[Any]:
+        if message.metadata.group_id == "3":
+            raise KeyboardInterrupt
+        return [reply]
+
+    own = {101: {"client": 1, "capacity": "1/2", "folder": str(tmp_path / "device")}}
+    for node, client in ((100, 0), (102, 2)):
+        own[node] = {"client": client, "capacity": "1", "folder": str(tmp_path / "device")}
+    with pytest.raises(KeyboardInterrupt):
+        flower_run(
+            tmp_path / "run", *method, nodes=fleet(tmp_path / "run", *method, who={}, more=own, change={100: killed})
+        )
+    assert len(Run.open(tmp_path / "run").rows()) == 3
+    run = flower_run(tmp_path / "run", *method, nodes=fleet(tmp_path / "run", *method, who={}, more=own))
+    wanted = simulated(tmp_path / "same", *method)
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def test_a_device_that_lost_what_it_kept_is_left_out(tmp_path: Path) -> None:
+    def forgets(nodes: Nodes, node: int, message: Any, reply: Any) -> list[Any]:
+        nodes.contexts[node].state.clear()
+        return [reply]
+
+    nodes = fleet(tmp_path / "run", "method=scaffold", change={101: forgets})
+    run = flower_run(tmp_path / "run", "method=scaffold", nodes=nodes)
+    assert not run.rows[0]["dropped"]
+    assert "has lost what it kept in round 0" in run.rows[1]["dropped"]["1"]
+
+
+def test_the_example_with_a_model_of_ones_own_learns(tmp_path: Path) -> None:
+    path = Path(__file__).parents[1] / "examples" / "flower_own_model" / "own_app.py"
+    app: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), app)
+    run_config = {"out": str(tmp_path / "run"), "patience": 5.0, "set": "rounds=20; device=cpu"}
+    nodes = Nodes(
+        app["client"], {100 + n: {"client": n, "capacity": c} for n, c in enumerate(("1", "1/2", "1/4"))}, run_config
+    )
+    summary = train_on(nodes, Context(1, 0, {}, RecordDict(), run_config), app["recipe"], app["task"])
+    assert float(str(summary["global_accuracy"])) > 0.8
+    assert summary["dropped"] == 0
+
+
+def test_flowers_own_loop_drives_a_strategy_to_the_same_bits(tmp_path: Path) -> None:
+    settings = Settings.read(config(tmp_path / "run"))
+    recipe = settings.described()
+    training = prepare(recipe)
+    strategy = SubModelStrategy(training, recipe, settings)
+    result = strategy.start(fleet(tmp_path / "run"), strategy.arrays(), num_rounds=3, timeout=5)
+    wanted = simulated(tmp_path / "same")
+    assert all(torch.equal(training.tensors()[key], tensor) for key, tensor in wanted.tensors.items())
+    assert result.train_metrics_clientapp[3]["clients"] == 3
+    for name, array in result.arrays.items():
+        assert torch.equal(torch.from_numpy(array.numpy()), wanted.tensors[f"model:{name}"])
+    with pytest.raises(FedrolexError, match="four messages a round"):
+        SubModelStrategy(training, recipe, Settings(secure=True))
+
+
+@pytest.mark.parametrize(("given", "said"), [({"client": 3}, "give 0 to 2"), ({}, "say classes")])
+def test_data_of_ones_own_says_what_it_lacks(given: dict[str, Any], said: str) -> None:
+    examples = Examples(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(FedrolexError, match=said):
+        own_data(lambda scale: torch.nn.Linear(2, 2), examples, clients=3, **given)

@@ -1,0 +1,124 @@
+"""Real processes on loopback, with TLS and a key for every node: a SuperLink and SuperNodes of three capacities."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs fedrolex[flower]")
+
+from flower_grid import Done, simulated
+
+from fedrolex import FedrolexError, Run
+from fedrolex.flower.loopback import Loopback, key
+
+APP = Path(__file__).parents[1] / "examples" / "flower"
+SET = ["task.width=8", "task.limit=180", "fleet.clients=3", "fleet.cohort=3", "device=cpu", "callbacks=[drift]",
+       "fleet.capacities=[1, 1/2, 1/4]", "evaluate_every=1", "checkpoint_every=1"]  # fmt: skip
+NODES = [{"client": place, "capacity": capacity} for place, capacity in enumerate(("1", "1/2", "1/4"))]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    with Loopback(tmp_path_factory.mktemp("fleet"), NODES, {"OMP_NUM_THREADS": "1"}) as started:
+        yield started
+
+
+def same_bits(one: Done, other: Done) -> bool:
+    return all(torch.equal(one.tensors[name], tensor) for name, tensor in other.tensors.items())
+
+
+def test_three_devices_over_tls_give_the_bits_of_a_simulation_and_strangers_are_refused(
+    fleet: Loopback, tmp_path: Path
+) -> None:
+    key(fleet.folder / "stranger")  # which nobody registers
+    fleet.start_node(0, "stranger")
+    said = fleet.run(APP, {"set": ";".join([*SET, "rounds=2"]), "out": str(tmp_path / "run")})
+    assert "round 1: 3 devices" in said
+    run = Done.of(tmp_path / "run")
+    assert [row["clients"] for row in run.rows] == [3, 3]
+    assert same_bits(run, simulated(tmp_path / "same", *SET, "rounds=2"))
+    stranger = fleet.processes.pop("stranger")
+    assert stranger.wait(30) != 0
+    assert "305" in fleet.log("stranger").read_text() or "public key" in fleet.log("stranger").read_text()
+
+
+def waits_for(what: str, file: Path, seconds: float = 240) -> None:
+    """Until a file holds something."""
+    ends = time.monotonic() + seconds
+    while not (file.is_file() and what in file.read_text(errors="replace")):
+        assert time.monotonic() < ends, f"no {what!r} in {file}"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_device_that_is_killed_in_a_round_costs_the_round_its_part_only(tmp_path: Path) -> None:
+    with Loopback(tmp_path / "fleet", NODES, {"OMP_NUM_THREADS": "1"}) as fleet:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+
+        def kill() -> None:
+            waits_for('"round": 0', metrics)
+            fleet.kill("node1")
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        config = {"set": ";".join([*SET, "rounds=3"]), "out": str(tmp_path / "run"), "timeout": 60.0}
+        fleet.run(APP, config)
+        killer.join()
+    rows = Run.open(tmp_path / "run").rows()
+    assert not rows[0]["dropped"]
+    assert all(row["clients"] == 2 and not row["void"] for row in rows[1:])
+    wanted = simulated(tmp_path / "same", *SET, "rounds=3", "fleet.trace=[[0, 1, 2], [0, 2], [0, 2]]")
+    assert same_bits(Done.of(tmp_path / "run"), wanted)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    with Loopback(tmp_path / "fleet", NODES, {"OMP_NUM_THREADS": "1"}) as fleet:
+        config = {"set": ";".join([*SET, "rounds=3"]), "out": str(tmp_path / "run")}
+
+        def kill() -> None:
+            waits_for('"round": 0', tmp_path / "run" / "metrics.jsonl")
+            (server,) = children(fleet.processes["superlink"].pid, "flwr-serverapp")
+            os.kill(server, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with suppress(FedrolexError):  # whatever Flower says of a server that was killed
+            fleet.run(APP, config)
+        killer.join()
+        assert 1 <= len(Run.open(tmp_path / "run").rows()) < 3
+        fleet.run(APP, config)
+    assert same_bits(Done.of(tmp_path / "run"), simulated(tmp_path / "same", *SET, "rounds=3"))
+
+
+@pytest.mark.slow
+def test_secure_sums_over_processes_are_the_plain_average_within_rounding(tmp_path: Path) -> None:
+    nodes = [{"client": client, "capacity": "1"} for client in range(3)]
+    settings = [*SET, "rounds=1", "fleet.capacities=[1]"]
+    with Loopback(tmp_path / "fleet", nodes, {"OMP_NUM_THREADS": "1"}) as fleet:
+        fleet.run(APP, {"set": ";".join(settings), "out": str(tmp_path / "run"), "secure": True})
+    run, wanted = Done.of(tmp_path / "run"), simulated(tmp_path / "same", *settings)
+    assert run.rows[0]["clients"] == 3
+    for name, tensor in wanted.tensors.items():
+        assert float((run.tensors[name] - tensor).abs().max()) < 1e-6
+
+
+def children(parent: int, name: str) -> list[int]:
+    """Processes of a process's group that run a program."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if os.getpgid(int(folder.name)) == parent and name.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except (ValueError, OSError):
+            continue
+    return found
