@@ -25,6 +25,7 @@ BELOW = {
     "methods": {"core", "slicing", "models", "tasks", "clients", "rounds"},
     "recipes": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "methods"},
     "runs": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "engines", "methods", "recipes"},
+    "report": {"core", "slicing", "models", "theory", "tasks", "clients", "rounds", "methods", "recipes", "runs"},
 }
 """The packages that each package may import from; ``cli`` and the package itself may import all."""
 
