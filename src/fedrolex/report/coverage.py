@@ -2,6 +2,8 @@
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -38,71 +40,69 @@ def reached(training: Training, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     return [_section(training, section, found) for section, found in counts.items() if found.nodes]
 
 
+@dataclass(frozen=True)
+class Trained:
+    """How often the positions of an axis or of a tensor were trained.
+
+    Attributes:
+        count: updates by position.
+        own: whether a position belongs to the model, of the same shape.
+        times: how many positions one of these stands for.
+    """
+
+    count: Tensor
+    own: Tensor
+    times: float = 1.0
+
+    @property
+    def held(self) -> float:
+        """Positions of the model."""
+        return float(self.own.sum()) * self.times
+
+    @property
+    def hit(self) -> float:
+        """Positions of the model that were ever trained."""
+        return float((self.own & (self.count > 0)).sum()) * self.times
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Updates of the least and of the most trained position of the model."""
+        among = self.count[self.own]
+        return (int(among.min()), int(among.max())) if len(among) else (0, 0)
+
+
 def _section(training: Training, section: str, counts: Counts) -> dict[str, Any]:
     """Shares reached of what a section has, and its pictures."""
-    inside = Counts(counts.axes)
+    axes, inside = counts.axes, Counts(counts.axes)
     inside.add({training.method.extent(training.server, section): 1})
-    nodes = {name: (count, inside.nodes[name] > 0) for name, count in counts.nodes.items()}
-    weights = {first: (count, inside.weights[first] > 0) for first, count in counts.weights.items()}
-    matrices = {first: each for first, each in weights.items() if sum(n > 1 for n in each[0].shape) > 1}
-    repeats = {first: _positions(counts, first) / weights[first][0].numel() for first in weights}
-    names = {first: len(counts.groups[first]) for first in weights}
-    hit, held = (
-        sum(float(part(*each).sum()) * repeats[first] * names[first] for first, each in weights.items())
-        for part in (lambda count, own: own & (count > 0), lambda count, own: own)
-    )
+    nodes = {name: Trained(count, inside.nodes[name] > 0) for name, count in counts.nodes.items()}
+    weights = {
+        first: Trained(count, inside.weights[first] > 0, prod(axes.shape(first)) / count.numel())
+        for first, count in counts.weights.items()
+    }
+    alike = {first: len(names) for first, names in counts.groups.items()}
+    held = sum(each.held * alike[first] for first, each in weights.items())
+    hit = sum(each.hit * alike[first] for first, each in weights.items())
+    matrices = {first: each for first, each in weights.items() if sum(n > 1 for n in each.count.shape) > 1}
     return {
         "section": section,
-        "nodes": _share(nodes.values()),
+        "nodes": sum(each.hit for each in nodes.values()) / sum(each.held for each in nodes.values()),
         "weights": hit / held,
         "never": round(held - hit),
-        "by_node": [
-            {"axis": name, "least": _least(*each), "most": int(each[0].max()), **_picture(each[0][None], each[1][None])}
-            for name, each in nodes.items()
-        ],
+        "by_node": [{"axis": name, "range": each.range, **_picture(each)} for name, each in nodes.items()],
         "by_weight": [
-            {
-                "tensor": first,
-                "others": counts.groups[first][1:],
-                "share": _share([each]),
-                "most": int(each[0].max()),
-                **_picture(*(part.reshape(part.shape[0], -1) for part in each)),
-            }
+            {"tensor": first, "others": counts.groups[first][1:], "share": each.hit / each.held, **_picture(each)}
             for first, each in list(matrices.items())[:PICTURES]
         ],
         "left_out": max(0, len(matrices) - PICTURES),
     }
 
 
-def _positions(counts: Counts, tensor: str) -> int:
-    found = 1
-    for length in counts.axes.shape(tensor):
-        found *= length
-    return found
-
-
-def _share(counted: Any) -> float:
-    """The share of what is inside that was ever trained."""
-    every = list(counted)
-    held = sum(int(own.sum()) for _, own in every)
-    return sum(int((own & (count > 0)).sum()) for count, own in every) / max(1, held)
-
-
-def _least(count: Tensor, own: Tensor) -> int:
-    return int(count[own].min()) if bool(own.any()) else 0
-
-
-def _picture(count: Tensor, own: Tensor) -> dict[str, Any]:
-    """Counts, ``(rows, columns)``, as at most 64 × 64 cells of a byte each: how often, of 253 steps, the mean cell was.
-
-    Args:
-        count: updates by position.
-        own: positions that belong to the model.
-    """
-    shape = [min(CELLS if side > 1 else 1, side) for side in count.shape]
-    if count.shape[0] == 1:
-        shape[1] = min(4 * CELLS, count.shape[1])
-    sums, held = (_pooled(part, shape) for part in (torch.where(own, count, 0.0), own.float()))
+def _picture(trained: Trained) -> dict[str, Any]:
+    """Counts as at most 64 × 64 cells of a byte each: their mean, in 253 steps; a list is one row of up to 256."""
+    count, own = (part.reshape(part.shape[0] if part.dim() > 1 else 1, -1) for part in (trained.count, trained.own))
+    shape = [min(CELLS, count.shape[0]), min(CELLS if count.shape[0] > 1 else 4 * CELLS, count.shape[1])]
+    sums, held = (_pooled(part, shape) for part in (torch.where(own, count, 0.0), own))
     mean = sums / held.clamp(min=1)
     steps = 2 + (mean / mean.max().clamp(min=1e-9) * 253).round()
     cells = torch.where(held == 0, OUTSIDE, torch.where(sums == 0, NEVER, steps)).to(torch.uint8)

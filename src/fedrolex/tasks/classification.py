@@ -159,7 +159,7 @@ class Classification(InMemory):
         return self._counted_by_classes(outputs, clients)
 
     def _counted_by_classes(self, outputs: Tensor, clients: Sequence[int]) -> Tensor:
-        """Where clients are measured on all examples of their classes: each set of classes once, in a few operations."""
+        """Where clients are measured on all examples of their classes: every set of classes once."""
         sets, which = self._held[list(clients)].unique(dim=0, return_inverse=True)
         y, sets, which = self.test.y, sets.to(outputs.device), which.to(outputs.device)
         right, found = outputs.argmax(-1) == y, []

@@ -49,8 +49,15 @@ function scaled(n, units, step) {
   while (Math.abs(n) >= step && place < units.length - 1) { n /= step; place += 1; }
   return `${n >= 100 || Number.isInteger(n) ? n.toFixed(0) : n >= 10 ? n.toFixed(1) : n.toFixed(2)} ${units[place]}`.trim();
 }
-const bytes = (n) => scaled(n, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024);
-const macs = (n) => scaled(n, ["MAC", "kMAC", "MMAC", "GMAC", "TMAC", "PMAC", "EMAC"], 1000);
+const BYTES = [["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024];
+const MACS = [["MAC", "kMAC", "MMAC", "GMAC", "TMAC", "PMAC", "EMAC"], 1000];
+const bytes = (n) => scaled(n, ...BYTES);
+const macs = (n) => scaled(n, ...MACS);
+/* The unit for numbers up to this one: its name, and how many there are of the smallest. */
+function unitFor(high, [units, step]) {
+  const place = Math.max(0, Math.min(units.length - 1, Math.floor(Math.log(Math.max(1, high)) / Math.log(step))));
+  return { unit: units[place], of: step ** place };
+}
 const percent = (n, digits = 1) => `${(100 * n).toFixed(digits)} %`;
 /* A share that only says 100 % when it is all, and 0 % when it is nothing. */
 const share = (n) => (n === 1 ? "100 %" : n === 0 ? "0 %" : percent(Math.min(Math.max(n, 0.0001), 0.9999), 2));
@@ -62,7 +69,7 @@ function time(seconds) {
 const plain = (n) => (Math.abs(n) >= 1000 ? whole(n) : String(Number(n.toPrecision(4))));
 const isShare = (name) => name.includes("accuracy") || name === "top5" || name === "worst_class";
 const measured = (name, n) => (n === null || n === undefined ? "" : isShare(name) ? percent(n) : plain(n));
-const named = (name) => ({ train_loss: "training loss", r2: "R²" })[name] || name.replaceAll("_", " ");
+const named = (name) => ({ train_loss: "training loss", local_accuracy_masked: "local accuracy, masked", r2: "R²" })[name] || name.replaceAll("_", " ");
 const sum = (list) => list.reduce((all, each) => all + each, 0);
 const count = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
 
@@ -73,7 +80,7 @@ function ticks(low, high, about, integer = false) {
   let step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw * 0.999);
   if (integer) step = Math.max(1, Math.round(step));
   const found = [];
-  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at += 1) found.push(at * step);
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at += 1) found.push(at * step + 0 || 0);
   return found;
 }
 
@@ -115,7 +122,7 @@ function table(headings, rows, kind = "") {
   const head = el("tr", {}, ...headings.map((each) => el("th", { scope: "col" }, each)));
   const body = rows.map((row) => el("tr", {}, ...row.map((cell, place) => {
     const [inside, best] = cell && cell.best !== undefined ? [cell.inside, cell.best] : [cell, false];
-    return el("td", { "data-is": headings[place] || null, class: best ? "best" : "" }, ...[].concat(inside));
+    return el("td", { "data-is": (place && headings[place]) || null, class: best ? "best" : "" }, ...[].concat(inside));
   })));
   return el("div", { class: "scroll" }, el("table", { class: kind }, el("thead", {}, head), el("tbody", {}, ...body)));
 }

@@ -1,5 +1,5 @@
 /* Line charts and histograms, as SVG of the width they have. */
-const EDGE = { left: 54, right: 14, top: 12, bottom: 40 };
+const EDGE = { left: 54, right: 14, top: 22, bottom: 40 };
 
 function frame(width, height, x, y, words) {
   const image = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words.label });
@@ -18,6 +18,7 @@ function frame(width, height, x, y, words) {
   }
   image.append(svg("line", { class: "axis", x1: EDGE.left, x2: right, y1: bottom, y2: bottom }));
   image.append(svg("text", { x: (EDGE.left + right) / 2, y: height - 4, "text-anchor": "middle" }, words.below));
+  if (words.left) image.append(svg("text", { x: EDGE.left - 8, y: 9, "text-anchor": "end" }, words.left));
   return { image, at, right, bottom };
 }
 
@@ -31,7 +32,7 @@ function lineChart(holder, width, height, lines, y, words, integer) {
   for (const { run, points } of some) {
     const path = points.map(([px, py], place) => `${place ? "L" : "M"}${at.x(px).toFixed(1)} ${at.y(py).toFixed(1)}`).join("");
     image.append(svg("path", { d: path, fill: "none", stroke: colour(run.place), "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": dashes(run.place) }));
-    for (const [px, py] of points.length <= 24 ? points : points.slice(-1)) {
+    for (const [px, py] of words.marks && points.length <= 24 ? points : points.slice(-1)) {
       image.append(svg("circle", { cx: at.x(px), cy: at.y(py), r: 3, fill: colour(run.place) }));
     }
   }

@@ -16,7 +16,7 @@ function coverageSection() {
     const sections = several(run) ? choice(run.coverage.map((each, at) => [at, each.section]), place, (at) => show(run, at), "section") : null;
     const strips = el("div", { class: "strips" }, ...part.by_node.flatMap((each) => [
       el("span", { title: each.axis }, each.axis), picture(run, each, "16px"),
-      el("span", {}, each.least === each.most ? whole(each.most) : `${whole(each.least)} – ${whole(each.most)}`)]));
+      el("span", {}, each.range[0] === each.range[1] ? whole(each.range[1]) : `${whole(each.range[0])} – ${whole(each.range[1])}`)]));
     const maps = el("div", { class: "maps" }, ...part.by_weight.map((each) => el("figure", { style: { margin: "0" } },
       el("div", { class: "label", title: [each.tensor, ...each.others].join("\n") }, el("span", {}, each.tensor), el("span", {}, each.others.length ? `+${each.others.length}` : "")),
       picture(run, each, null), el("div", { class: "soft small" }, share(each.share)))));
@@ -52,5 +52,5 @@ function coverageSection() {
 
   if (some.length) show(some[0]);
   return section("Coverage", "Which part of the server's model the answers so far have trained.", ...missing("Coverage", "coverage"),
-    rows.length ? table(["", "nodes reached", "weights reached", "weights never trained"], rows) : null, holder);
+    rows.length ? table(["", "nodes reached", "weights reached", "weights never trained"], rows, "stack") : null, holder);
 }

@@ -22,7 +22,7 @@ function curves() {
   const all = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
   const names = [...order.filter((name) => all.includes(name)), ...all.filter((name) => !order.includes(name))];
   if (!names.length) return section("Curves", "", el("p", { class: "missing small" }, "Nothing has been measured yet."));
-  const across = { rounds: ["rounds", "round", whole], sent: ["bytes sent", "sent", bytes], compute: ["client compute", "computed by clients", macs] };
+  const across = { rounds: ["rounds", "round"], sent: ["bytes sent", "sent", BYTES], compute: ["client compute", "computed by clients", MACS] };
   const total = { rounds: (run) => run.costs.macs.map((_, at) => at + 1), sent: (run) => running(run.costs.bytes_down.map((n, at) => n + run.costs.bytes_up[at])), compute: (run) => running(run.costs.macs) };
   const known = Object.keys(across).filter((key) => key !== "compute" || runs.some((run) => run.rounds && !run.costs.macs.includes(null)));
   let name = names[0], by = "rounds";
@@ -32,12 +32,15 @@ function curves() {
       const at = by === "compute" && run.costs.macs.includes(null) ? null : total[by](run);
       return { run, points: at ? (run.curves[name] || []).map(([round, value]) => [at[round - 1], value]) : [] };
     });
+    const [, below, units] = across[by];
+    const { unit, of } = units ? unitFor(Math.max(...lines.flatMap((line) => line.points.map((point) => point[0])), 1), units) : { unit: "", of: 1 };
+    for (const line of lines) line.points = line.points.map(([x, y]) => [x / of, y]);
     const values = lines.flatMap((line) => line.points.map((point) => point[1]));
     const high = Math.max(...values, isShare(name) ? 0 : -Infinity), low = Math.min(...values, 0);
     const y = isShare(name) ? { low: 0, high: Math.min(1, Math.ceil(high * 10.5) / 10 || 1) } : { low, high: high + (high - low) * 0.05 };
     lineChart(holder, width, width < 600 ? 260 : 360, lines, y, {
-      x: across[by][2], y: (n) => (isShare(name) ? `${Math.round(100 * n)} %` : plain(n)), exact: (n) => measured(name, n),
-      below: across[by][1], label: `${named(name)} by ${across[by][0]}` }, by === "rounds");
+      x: plain, y: (n) => (isShare(name) ? `${Math.round(100 * n)} %` : plain(n)), exact: (n) => measured(name, n),
+      marks: true, below: unit ? `${below}, ${unit}` : below, label: `${named(name)} by ${across[by][0]}` }, by === "rounds");
     legend.replaceChildren(...lines.map(({ run, points }) => el("span", {}, swatch(run.place), run.name, el("b", {}, points.length ? measured(name, points.at(-1)[1]) : "–"))));
   };
   const again = () => draw(holder.clientWidth);
@@ -59,7 +62,7 @@ function local() {
       const values = [...run.local[kind]].sort((a, b) => a - b), mean = sum(values) / values.length;
       const tenth = values[Math.floor(values.length / 10)];
       const chart = el("div", { class: "chart" });
-      drawn(chart, (width) => histogram(chart, width, values, most, run, { x: (n) => `${Math.round(100 * n)} %`, y: whole, below: "local accuracy", label: `local accuracies of ${run.name}` }));
+      drawn(chart, (width) => histogram(chart, width, values, most, run, { x: (n) => `${Math.round(100 * n)} %`, y: whole, left: "clients", below: "local accuracy", label: `local accuracies of ${run.name}` }));
       return el("div", {}, el("div", {}, runNamed(run)), el("div", { class: "soft small" }, `${count(values.length, "client")}, mean ${percent(mean)}, a tenth at or below ${percent(tenth)}`), chart);
     }));
   }
@@ -69,22 +72,22 @@ function local() {
 }
 
 function costs() {
-  const chart = (id, heading, words, of) => {
+  const chart = (id, heading, units, total) => {
     const holder = el("div", { class: "chart", id });
+    const high = Math.max(1, ...runs.map((run) => (total(run) || [0]).at(-1) || 0)), { unit, of } = unitFor(high, units);
     drawn(holder, (width) => {
-      const lines = runs.map((run) => ({ run, points: (of(run) || []).map((n, at) => [at + 1, n]) }));
-      const high = Math.max(1, ...lines.flatMap((line) => (line.points.length ? [line.points.at(-1)[1]] : [])));
-      lineChart(holder, width, 230, lines, { low: 0, high: high * 1.04 }, { x: whole, y: words, exact: words, below: "round", label: heading }, true);
+      const lines = runs.map((run) => ({ run, points: (total(run) || []).map((n, at) => [at + 1, n / of]) }));
+      lineChart(holder, width, 230, lines, { low: 0, high: (high / of) * 1.04 }, { x: whole, y: plain, exact: (n) => `${plain(n)} ${unit}`, below: "round", label: heading }, true);
     });
-    return el("div", {}, el("h3", {}, heading), holder);
+    return el("div", {}, el("h3", {}, `${heading}, ${unit}`), holder);
   };
   const rows = runs.map((run) => {
     const known = run.rounds && run.costs.macs.every((n) => n !== null);
     return [runNamed(run), bytes(sum(run.costs.bytes_down)), bytes(sum(run.costs.bytes_up)), bytes(run.bytes / Math.max(1, run.rounds)), known ? macs(sum(run.costs.macs)) : "–", time(run.seconds)];
   });
   return section("Costs", "What was sent, and what clients computed for answers that were used (forward and backward).",
-    el("div", { class: "pair" }, chart("sent", "Sent so far", bytes, (run) => running(run.costs.bytes_down.map((n, at) => n + run.costs.bytes_up[at]))),
-      chart("computed", "Computed by clients so far", macs, (run) => (run.costs.macs.includes(null) ? null : running(run.costs.macs)))),
+    el("div", { class: "pair" }, chart("sent", "Sent so far", BYTES, (run) => running(run.costs.bytes_down.map((n, at) => n + run.costs.bytes_up[at]))),
+      chart("computed", "Computed by clients so far", MACS, (run) => (run.costs.macs.includes(null) ? null : running(run.costs.macs)))),
     table(["run", "to clients", "from clients", "a round", "client compute", "training time here"], rows, "stack"));
 }
 
@@ -95,7 +98,7 @@ function faults() {
     const { dropped, reasons } = run.faults, gone = run.faults.void, chart = el("div", { class: "chart" });
     drawn(chart, (width) => {
       const high = Math.max(1, ...dropped);
-      const { image, at, bottom } = frame(width, 120, { low: 0.5, high: dropped.length + 0.5, integer: true }, { low: 0, high, integer: true }, { x: whole, y: whole, below: "round", label: `dropped answers of ${run.name}` });
+      const { image, at, bottom } = frame(width, 130, { low: 0.5, high: dropped.length + 0.5, integer: true }, { low: 0, high, integer: true }, { x: whole, y: whole, left: "answers", below: "round", label: `dropped answers of ${run.name}` });
       const wide = Math.max(1.5, (at.x(2) - at.x(1)) * 0.7);
       dropped.forEach((n, place) => { if (n) image.append(svg("rect", { x: at.x(place + 1) - wide / 2, y: at.y(n), width: wide, height: bottom - at.y(n), fill: colour(run.place) })); });
       for (const round of gone) image.append(svg("text", { x: at.x(round), y: EDGE.top + 4, "text-anchor": "middle", style: "fill:var(--ink)" }, "×"));

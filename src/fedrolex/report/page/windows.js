@@ -25,7 +25,7 @@ function heldByRound(pictures, place, section) {
 }
 
 function heat(run) {
-  const paper = rgb("--panel"), strong = rgb(`--c${run.place % 8}`);
+  const paper = mixed(rgb("--panel"), rgb("--line"), 0.7), strong = rgb(`--c${run.place % 8}`);
   return (part) => mixed(paper, strong, part <= 0 ? 0 : 0.25 + 0.75 * Math.min(1, part));
 }
 
@@ -54,7 +54,7 @@ function windowsSection() {
     const step = (by, words, sign) => el("button", { type: "button", class: "plain", "aria-label": words, id: words.replace(" ", "-"), onclick: () => { stop(); go(state.at + by); } }, sign);
     const cards = el("div", { class: "cards" });
     const map = el("div", { class: "chart", id: "over-rounds" });
-    const about = el("p", { class: "soft small" });
+    const about = el("p", { class: "soft small" }), heading = el("h3");
 
     function go(at) {
       state.at = Math.max(0, Math.min(pictures.rounds.length - 1, at));
@@ -66,6 +66,7 @@ function windowsSection() {
       const lost = own.filter((job) => !job[3]).length;
       about.textContent = `${count(own.length, "job")} in this round${lost ? `, ${lost} of them without a usable answer (not drawn)` : ""}. Rows are capacities; the last row is all rounds so far.`;
       cards.replaceChildren(...pictures.axes.map((axis, place) => card(axis, place, jobs)));
+      heading.textContent = `${pictures.axes[state.axis].name} in every round`;
       drawMap();
     }
 
@@ -107,7 +108,7 @@ function windowsSection() {
       const axis = pictures.axes[state.axis], height = 230, rounds = pictures.rounds.map(([round]) => round);
       const half = pictures.every / 2, x = { low: rounds[0] - half, high: rounds.at(-1) + half, integer: true };
       const { image, at, right, bottom } = frame(width, height, x, { low: 0, high: axis.size, integer: true },
-        { x: whole, y: whole, below: "round", label: `nodes of ${axis.name} trained in every round` });
+        { x: whole, y: whole, left: "node", below: "round", label: `nodes of ${axis.name} trained in every round` });
       const canvas = el("canvas", { "aria-hidden": "true", style: { position: "absolute", left: `${EDGE.left}px`, top: `${EDGE.top}px`, width: `${right - EDGE.left}px`, height: `${bottom - EDGE.top}px`, cursor: "pointer" } });
       const most = Math.max(1, ...byRound.map((counts) => Math.max(...counts)));
       cells(canvas, rounds.length, axis.size, (row, column) => byRound[column][axis.size - 1 - row] / most, heat(run));
@@ -125,12 +126,11 @@ function windowsSection() {
     const sections = pictures.sections.length > 1
       ? choice(pictures.sections.map((name, place) => [place, name]), state.section, (place) => { state.section = place; go(state.at); }, "section")
       : null;
-    const heading = el("h3", {}, "The framed axis over all rounds");
-    const most = pictures.every > 1 ? el("p", { class: "soft small" }, `One of every ${pictures.every} rounds is drawn.`) : null;
+        const most = pictures.every > 1 ? el("p", { class: "soft small" }, `One of every ${pictures.every} rounds is drawn.`) : null;
     holder.replaceChildren(
       ...[el("div", { class: "row" }, runChoice(some, run, pick), sections),
         el("div", { class: "row" }, play, step(-1, "round before", "‹"), step(1, "next round", "›"), slider, now),
-        about, cards, heading, el("p", { class: "soft small" }, "Node (up) by round (across); the darker, the more answers trained it. Click to go there, or on an axis above to frame it."), map, most].filter(Boolean));
+        about, cards, heading, el("p", { class: "soft small" }, "The stronger the colour, the more answers trained a node. Click on a round to go there, on an axis above to see it here."), map, most].filter(Boolean));
     go(state.at);
   }
   if (some.length) pick(some[0]);
