@@ -37,7 +37,8 @@ def reached(training: Training, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     for section, windows in pending.items():
         if windows:
             counts[section].add(windows)
-    return [_section(training, section, found) for section, found in counts.items() if found.nodes]
+    known = [section for section in training.server.state if section in counts]
+    return [_section(training, section, counts[section]) for section in known if counts[section].nodes]
 
 
 @dataclass(frozen=True)

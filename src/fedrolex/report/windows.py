@@ -36,7 +36,7 @@ def pictures(training: Training, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     the largest, by place. ``every`` says that one of so many rounds is shown.
     """
     axes = training.server.main.axes.cut_axes
-    sections: dict[str, int] = {}
+    state = list(training.server.state)
     levels = sorted({*training.server.fleet.levels, *training.method.sizes(training.server)}, reverse=True)
     spans: dict[tuple[int, ...], int] = {}
     windows: dict[Window, int] = {}
@@ -44,19 +44,20 @@ def pictures(training: Training, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     every = _every(training, rows)
     for round, jobs in asked(training, rows[::every]):
         for each in jobs:
-            section = sections.setdefault(each.job.sections[0], len(sections))
+            section = state.index(each.job.sections[0])
             window = windows.setdefault(each.job.window, len(windows))
             if each.job.capacity not in levels:
                 levels.append(each.job.capacity)
             picked.setdefault(round + 1, []).append([section, levels.index(each.job.capacity), window, int(each.taken)])
+    used = sorted({job[0] for jobs in picked.values() for job in jobs})
     held = [[spans.setdefault(_pairs(window, axis), len(spans)) for axis in axes] for window in windows]
     return {
         "axes": [{"name": axis.name, "size": axis.size} for axis in axes],
-        "sections": list(sections),
+        "sections": [state[place] for place in used],
         "levels": [str(level) for level in levels],
         "spans": [list(span) for span in spans],
         "windows": held,
-        "rounds": [[round, jobs] for round, jobs in picked.items()],
+        "rounds": [[round, [[used.index(job[0]), *job[1:]] for job in jobs]] for round, jobs in picked.items()],
         "every": every,
     }
 

@@ -58,9 +58,9 @@ function unitFor(high, [units, step]) {
   const place = Math.max(0, Math.min(units.length - 1, Math.floor(Math.log(Math.max(1, high)) / Math.log(step))));
   return { unit: units[place], of: step ** place };
 }
-const percent = (n, digits = 1) => `${(100 * n).toFixed(digits)} %`;
+const percent = (n, digits = 1) => `${(100 * n).toFixed(digits)}\u202f%`;
 /* A share that only says 100 % when it is all, and 0 % when it is nothing. */
-const share = (n) => (n === 1 ? "100 %" : n === 0 ? "0 %" : percent(Math.min(Math.max(n, 0.0001), 0.9999), 2));
+const share = (n) => (n === 1 ? "100\u202f%" : n === 0 ? "0\u202f%" : percent(Math.min(Math.max(n, 0.0001), 0.9999), 2));
 function time(seconds) {
   if (seconds < 90) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   const minutes = seconds / 60;

@@ -1,4 +1,5 @@
 /* Line charts and histograms, as SVG of the width they have. */
+/* What has no room inside: numbers, and words below. */
 const EDGE = { left: 54, right: 14, top: 22, bottom: 40 };
 
 function frame(width, height, x, y, words) {
@@ -8,7 +9,7 @@ function frame(width, height, x, y, words) {
     x: (value) => EDGE.left + ((value - x.low) / (x.high - x.low || 1)) * (right - EDGE.left),
     y: (value) => bottom - ((value - y.low) / (y.high - y.low || 1)) * (bottom - EDGE.top),
   };
-  for (const value of ticks(y.low, y.high, Math.max(3, height / 65), y.integer)) {
+  for (const value of ticks(y.low, y.high, Math.max(3, height / 50), y.integer)) {
     image.append(svg("line", { class: "grid", x1: EDGE.left, x2: right, y1: at.y(value), y2: at.y(value) }));
     image.append(svg("text", { x: EDGE.left - 8, y: at.y(value) + 4, "text-anchor": "end" }, words.y(value)));
   }

@@ -17,8 +17,8 @@ function coverageSection() {
     const strips = el("div", { class: "strips" }, ...part.by_node.flatMap((each) => [
       el("span", { title: each.axis }, each.axis), picture(run, each, "16px"),
       el("span", {}, each.range[0] === each.range[1] ? whole(each.range[1]) : `${whole(each.range[0])} – ${whole(each.range[1])}`)]));
-    const maps = el("div", { class: "maps" }, ...part.by_weight.map((each) => el("figure", { style: { margin: "0" } },
-      el("div", { class: "label", title: [each.tensor, ...each.others].join("\n") }, el("span", {}, each.tensor), el("span", {}, each.others.length ? `+${each.others.length}` : "")),
+    const maps = el("div", { class: "maps" }, ...part.by_weight.map((each) => el("figure", {},
+      el("div", { class: "label", title: [each.tensor, ...each.others].join("\n") }, el("span", {}, each.tensor.replace(/\.weight$/, "")), el("span", {}, each.others.length ? `+${each.others.length}` : "")),
       picture(run, each, null), el("div", { class: "soft small" }, share(each.share)))));
     holder.replaceChildren(...[
       el("div", { class: "row" }, runChoice(some, run, (other) => show(other)), sections), key(run),
@@ -47,10 +47,10 @@ function coverageSection() {
   function key(run) {
     const ramp = heat(run), to = (part) => `rgb(${ramp(part).join(" ")})`;
     const item = (background, words) => el("span", {}, el("i", { style: { background } }), words);
-    return el("div", { class: "key" }, item("var(--never)", "never trained"), item(to(0.001), "least"), item(to(1), "most updates"));
+    return el("div", { class: "key" }, item("var(--never)", "never trained"), item(to(0.001), "few updates"), item(to(1), "most updates of the picture"));
   }
 
   if (some.length) show(some[0]);
   return section("Coverage", "Which part of the server's model the answers so far have trained.", ...missing("Coverage", "coverage"),
-    rows.length ? table(["", "nodes reached", "weights reached", "weights never trained"], rows, "stack") : null, holder);
+    rows.length ? table(["", "nodes reached", "weights reached", "never trained"], rows, "stack") : null, holder);
 }
