@@ -27,6 +27,7 @@ BELOW = {
     "runs": {"core", "slicing", "models", "data", "tasks", "clients", "rounds", "engines", "methods", "recipes"},
     "privacy": {"core", "slicing", "tasks", "clients", "rounds"},
     "flower": {"core", "slicing", "tasks", "clients", "rounds", "engines", "methods", "recipes", "runs", "privacy"},
+    "report": {"core", "slicing", "models", "theory", "tasks", "clients", "rounds", "methods", "recipes", "runs"},
 }
 """The packages that each package may import from; ``cli`` and the package itself may import all."""
 

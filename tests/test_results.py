@@ -75,7 +75,7 @@ def test_in_a_pipe_a_long_run_says_where_it_is(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(progress, "SILENCE", -1)
     settings = [word for each in (*QUICK, "compare=false") for word in ("--set", each)]
     done = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "run"), *settings])
-    assert "fedrolex, seed 1: round 1 of 2\n" in done.stderr
+    assert "fedrolex, seed 1: round 1 of 2, " in done.stderr
     quiet = CliRunner().invoke(app, ["train", "digits", "--out", str(tmp_path / "two"), "--json", *settings])
     assert "round 1 of 2" not in quiet.stderr
 

@@ -14,6 +14,7 @@ from fedrolex.cli.data import data_app
 from fedrolex.cli.evaluate import evaluate_command
 from fedrolex.cli.listing import list_command, show_command
 from fedrolex.cli.paper import paper_command
+from fedrolex.cli.report import report_command
 from fedrolex.cli.runs import compare_command, runs_command
 from fedrolex.cli.slice import slice_command
 from fedrolex.cli.train import resume_command, train_command
@@ -26,6 +27,7 @@ app.command("resume")(resume_command)
 app.command("runs")(runs_command)
 app.command("evaluate")(evaluate_command)
 app.command("compare")(compare_command)
+app.command("report")(report_command)
 app.command("list")(list_command)
 app.command("show")(show_command)
 app.command("slice")(slice_command)

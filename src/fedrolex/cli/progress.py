@@ -1,12 +1,14 @@
-"""What is shown of runs while they go on."""
+"""What is shown of runs while they go on: a live line each on a terminal, a line now and then in a pipe."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.text import Text
 
 from fedrolex.cli.results import in_words
 from fedrolex.recipes import Recipe
@@ -16,35 +18,150 @@ from fedrolex.tasks.metrics import SCORES
 
 NAMED = 8  # clients of a round, in one line
 SILENCE = 20  # seconds without a word in a pipe
+RECENT = 20  # rounds that the time left is judged by
+POINTS = 12  # of a spark-line
+BARS = "▁▂▃▄▅▆▇█"
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class Watched:
+    """A run as it is watched: what its rounds so far come to.
+
+    Args:
+        what: its name.
+        rounds: how many it has.
+        before: metrics of the rounds that are done already.
+        now: a clock's time, in seconds.
+    """
+
+    def __init__(self, what: str, rounds: int, before: Iterable[Mapping[str, Any]] = (), now: float = 0.0) -> None:
+        self.what, self.rounds, self.done = what, rounds, 0
+        self._sent: dict[int, int] = {}
+        self._dropped: dict[int, int] = {}
+        self._scores: dict[int, tuple[str, float]] = {}
+        self._times = [now]
+        for row in before:
+            self._note(row)
+
+    def add(self, row: Mapping[str, Any], now: float) -> None:
+        """A round is over; one that was known already is made again."""
+        for known in (self._sent, self._dropped, self._scores):
+            for round in [each for each in known if each >= row["round"]]:
+                del known[round]
+        self._note(row)
+        self._times = [*self._times, now][-RECENT - 1 :]
+
+    def _note(self, row: Mapping[str, Any]) -> None:
+        round = row["round"]
+        self.done = round + 1
+        self._sent[round] = row["bytes_down"] + row["bytes_up"]
+        self._dropped[round] = len(row["dropped"])
+        name = next((name for name in SCORES if row.get(name) is not None), None)
+        if name is not None:
+            self._scores[round] = (name, row[name])
+
+    @property
+    def score(self) -> str:
+        """What the model was measured at last; empty before that."""
+        return in_words(*self._scores[max(self._scores)]) if self._scores else ""
+
+    @property
+    def spark(self) -> str:
+        """The last measurements as bars, from their lowest to their highest."""
+        values = [value for _, (_, value) in sorted(self._scores.items())][-POINTS:]
+        low, high = (min(values), max(values)) if values else (0.0, 0.0)
+        return "".join(BARS[round((value - low) / (high - low or 1) * (len(BARS) - 1))] for value in values)
+
+    @property
+    def sent(self) -> str:
+        """Bytes of all rounds, both ways, in words."""
+        number, place = float(sum(self._sent.values())), 0
+        while number >= 1024 and place < len(UNITS) - 1:
+            number, place = number / 1024, place + 1
+        return f"{number:.1f} {UNITS[place]}" if place else f"{number:.0f} B"
+
+    @property
+    def dropped(self) -> str:
+        """How many answers were not used; empty where all were."""
+        count = sum(self._dropped.values())
+        return f"{count:,} dropped" if count else ""
+
+    @property
+    def left(self) -> str:
+        """Time until the last round, by the latest ones; empty before the first."""
+        if len(self._times) < 2:
+            return ""
+        a_round = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+        return f"{timedelta(seconds=round(a_round * (self.rounds - self.done)))} left"
+
+    def line(self) -> str:
+        """All of it in one line, for a pipe."""
+        told = (self.score, f"{self.sent} sent", self.dropped, self.left)
+        return f"{self.what}: round {self.done} of {self.rounds}, {', '.join(each for each in told if each)}"
+
+
+class _Said(ProgressColumn):
+    """Something that a watched run says of itself."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        super().__init__()
+
+    def render(self, task: Task) -> Text:
+        return Text(str(getattr(task.fields["run"], self._name)), no_wrap=True)
+
+
+class _Rounds(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        run: Watched = task.fields["run"]
+        return Text(f"{run.done}/{run.rounds}", no_wrap=True)
 
 
 @contextmanager
-def shown(names: Sequence[str], recipes: Sequence[Recipe], quiet: bool) -> Iterator[list[RoundDone]]:
-    """Rounds, time left and accuracy of every run on a terminal; in a pipe a line now and then."""
+def shown(
+    names: Sequence[str],
+    recipes: Sequence[Recipe],
+    quiet: bool,
+    before: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+) -> Iterator[list[RoundDone]]:
+    """Rounds, time left, accuracy, bytes and dropped answers of every run: live on a terminal, in a pipe a line.
+
+    Args:
+        names, recipes: of the runs.
+        quiet: show nothing but why clients are dropped.
+        before: metrics of the rounds that are done already.
+    """
     screen = Console(stderr=True)
-    name, accuracy = TextColumn("{task.description}"), TextColumn("{task.fields[accuracy]}")
-    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), accuracy)
-    with Progress(*columns, console=screen, disable=quiet or not screen.is_terminal) as bar:
-        yield [_step(bar, screen, name, recipe, quiet) for name, recipe in zip(names, recipes, strict=True)]
+    with Progress(*columns(screen), console=screen, disable=quiet or not screen.is_terminal) as bar:
+        now, steps = time.monotonic(), []
+        for name, recipe, done in zip(names, recipes, before or [[] for _ in names], strict=True):
+            run = Watched(f"{name}, seed {recipe.seed}", recipe.rounds, done, now)
+            steps.append(_step(bar, screen, run, quiet))
+        yield steps
 
 
-def _step(bar: Progress, screen: Console, name: str, recipe: Recipe, quiet: bool) -> RoundDone:
+def columns(screen: Console) -> list[ProgressColumn]:
+    """What a screen has room for; a spark-line where it has the letters, too."""
+    spark = screen.width >= 80 and screen.encoding.lower().startswith("utf")
+    names = ["score", *["spark"] * spark, "left", *["sent"] * (screen.width >= 95), "dropped"]
+    said: list[ProgressColumn] = [_Said(name) for name in names]
+    return [_Said("what"), BarColumn(20 if screen.width >= 110 else 8), _Rounds(), *said]
+
+
+def _step(bar: Progress, screen: Console, run: Watched, quiet: bool) -> RoundDone:
     """What is shown of a run after every round."""
-    what = f"{name}, seed {recipe.seed}"
-    task = bar.add_task(what, total=recipe.rounds, accuracy="")
+    task = bar.add_task("", total=run.rounds, completed=run.done, run=run)
     last = time.monotonic()
 
     def step(row: dict[str, Any]) -> None:
         nonlocal last
         for said in dropped(row):
             screen.print(said, highlight=False, markup=False, soft_wrap=True)
-        bar.update(task, completed=row["round"] + 1)
-        accuracy = next((in_words(name, row[name]) for name in SCORES if name in row), "")
-        if accuracy:
-            bar.update(task, accuracy=accuracy)
+        run.add(row, time.monotonic())
+        bar.update(task, completed=run.done)
         if not (quiet or screen.is_terminal) and time.monotonic() - last > SILENCE:
             last = time.monotonic()
-            screen.print(f"{what}: round {row['round'] + 1} of {recipe.rounds} {accuracy}".rstrip(), highlight=False)
+            screen.print(run.line(), highlight=False, markup=False, soft_wrap=True)
 
     return step
 

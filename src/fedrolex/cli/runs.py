@@ -14,7 +14,7 @@ from fedrolex.cli.options import AsJson
 from fedrolex.cli.results import NAMES
 from fedrolex.core import FedrolexError
 from fedrolex.runs import Run
-from fedrolex.runs.standing import standing
+from fedrolex.runs.standing import flat, standing
 from fedrolex.tasks.metrics import SCORES
 
 
@@ -83,14 +83,6 @@ def compare_command(
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers among metrics, also those one level below."""
     return {k: n for k, n in flat(metrics) if isinstance(n, int | float) and not isinstance(n, bool) and isfinite(n)}
-
-
-def flat(data: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Nested keys and values as ``outer.inner`` and value."""
-    found = []
-    for key, value in data.items():
-        found += flat(value, f"{above}{key}.") if isinstance(value, Mapping) else [(f"{above}{key}", value)]
-    return found
 
 
 def said(name: str, value: float | None, before: float | None = None) -> str:

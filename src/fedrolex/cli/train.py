@@ -229,7 +229,8 @@ def _train(plans: Sequence[Planned], quiet: bool, opened: Callable[[Planned], Ru
 def _go(jobs: Sequence[tuple[Planned, Run, Training]], quiet: bool) -> list[dict[str, Any]]:
     """Train runs to their ends, side by side if there are several."""
     try:
-        with shown([plan.what for plan, _, _ in jobs], [plan.recipe for plan, _, _ in jobs], quiet) as steps:
+        names, recipes = [plan.what for plan, _, _ in jobs], [plan.recipe for plan, _, _ in jobs]
+        with shown(names, recipes, quiet, [run.rows() for _, run, _ in jobs]) as steps:
             ready = [(run, training, step) for (_, run, training), step in zip(jobs, steps, strict=True)]
             return [run.go(training, step) for run, training, step in ready] if len(jobs) == 1 else side_by_side(ready)
     except KeyboardInterrupt:

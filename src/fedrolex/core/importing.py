@@ -32,3 +32,11 @@ def resolve(path: str, *, here: bool = True) -> Any:
                 raise FedrolexError(f"{module_name} has no {attributes!r}{did_you_mean(attribute, dir(found))}")
             found = getattr(found, attribute)
     return found
+
+
+def extra(package: str, what: str) -> Any:
+    """A package that only ``what`` needs; one line where it is not installed."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise FedrolexError(f"{what} needs the package {package}: pip install {package} ({error})") from None

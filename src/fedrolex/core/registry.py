@@ -212,7 +212,11 @@ METRICS = Registry(
 
 CALLBACKS = Registry(
     "callback", "callbacks", "a subclass of fedrolex.Callback",
-    _in("runs.callbacks", drift=":DriftByCapacity", tensorboard=":TensorBoard"), "fedrolex.runs.callbacks:Callback",
+    _in(
+        "runs", drift=".callbacks:DriftByCapacity", tensorboard=".callbacks:TensorBoard",
+        mlflow=".mlflow_tracker:MLflow", wandb=".wandb_tracker:WandB",
+    ),
+    "fedrolex.runs.callbacks:Callback",
 )  # fmt: skip
 """Subclasses of :class:`fedrolex.runs.callbacks.Callback`, made without arguments."""
 

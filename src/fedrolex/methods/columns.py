@@ -146,6 +146,11 @@ class Columns(Weighted):
 
     # --- what comes of it ---
 
+    def extent(self, server: Server, section: str) -> Window:
+        """The column's width."""
+        widths = {_section(column): width for column, width in enumerate(self._widths(server))}
+        return self._window(server, widths[section])
+
     def judged(self, server: Server) -> nn.Module:
         """All columns, side by side."""
         return self._row(server, range(len(self._widths(server))))

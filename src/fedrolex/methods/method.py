@@ -160,6 +160,10 @@ class Method:
         """The sections of the server's state with the tensors that clients of a capacity train."""
         return (self.network(server, capacity),)
 
+    def extent(self, server: Server, section: str) -> Window:
+        """The nodes of the main network for which a section has tensors that count: for reports; by default all."""
+        return WHOLE
+
     def waits_for(self, job: Job) -> bool:
         """Whether the answer to a job counts; by default a straggler's does not."""
         return job.part == 1

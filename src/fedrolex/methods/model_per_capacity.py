@@ -26,6 +26,11 @@ class ModelPerCapacity(Families, Weighted):
         name = self.network(server, capacity)
         return (f"{MODEL}@{capacity}" if name == MODEL else name,)
 
+    def extent(self, server: Server, section: str) -> Window:
+        """The capacity's width."""
+        found = {self.sections(server, level)[0]: level for level in self.parts(server)}
+        return server.window(0, found[section]) if section in found else WHOLE
+
     def parts(self, server: Server) -> list[Fraction]:
         """The capacities whose clients train parts of the server's model."""
         return [level for level in self.sizes(server) if self.network(server, level) == MODEL]

@@ -11,7 +11,7 @@ from fedrolex.methods.own_width import begin_at_own_width
 from fedrolex.methods.settings import FirstNodes
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Fleet, Member, Server
-from fedrolex.slicing import Static, exact
+from fedrolex.slicing import Static, Window, exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,11 @@ class OneSize(FirstNodes):
         (width,) = self.sizes(server)
         found = server.fleet.members(round, width if self.able_only else None)
         return [replace(member, capacity=width) for member in found]
+
+    def extent(self, server: Server, section: str) -> Window:
+        """The width that everyone trains: nobody has the rest."""
+        (width,) = self.sizes(server)
+        return server.window(0, width)
 
     def judged(self, server: Server) -> nn.Module:
         """The width that everyone trains."""

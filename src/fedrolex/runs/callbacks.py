@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from hashlib import blake2b
 from itertools import accumulate
@@ -153,6 +153,18 @@ class DriftByCapacity(Callback):
         row["drift"] = found
 
 
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Every number among the metrics of a round but the round's own; of nested ones, each under both names."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        found |= {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "round"
+    }
+
+
 class TensorBoard(Callback):
     """Writes every number among the metrics for TensorBoard, into the run's folder."""
 
@@ -173,11 +185,8 @@ class TensorBoard(Callback):
         """Write the metrics of a round; of nested ones, each under both names."""
         if self._board is None:
             return
-        for name, value in row.items():
-            inner = {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-            for tag, number in inner.items():
-                if isinstance(number, int | float) and not isinstance(number, bool) and tag != "round":
-                    self._board.add_scalar(tag, number, row["round"])
+        for name, number in numbers(row).items():
+            self._board.add_scalar(name, number, row["round"])
 
     def end(self, training: Training) -> None:
         """Close the board."""

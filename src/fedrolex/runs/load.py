@@ -13,6 +13,7 @@ from fedrolex.runs import checkpoint, format1
 from fedrolex.runs.model import Models
 from fedrolex.runs.prepare import prepare
 from fedrolex.runs.run import Run, same_data
+from fedrolex.runs.training import Training
 from fedrolex.slicing import Capacity
 from fedrolex.tasks import Task
 
@@ -42,21 +43,32 @@ def load(
     opened = Run.open(Path(run))
     if task is None and opened.own_task():
         raise FedrolexError(f"{run} trains a task given in Python: give it, load({str(run)!r}, task=task)")
-    recipe = replace(opened.recipe(), device=device, engine="loop", precision="fp32", callbacks=[], weights=None)
-    training = prepare(recipe, task)
-    tensors, about = checkpoint.read(opened.checkpoint)
+    training = made_again(opened, task, device)
+    return model_of(opened, training, capacity)
+
+
+def made_again(run: Run, task: Task | None = None, device: Device = "cpu") -> Training:
+    """What a run trains, before its first round: to look at, not to go on with."""
+    recipe = replace(run.recipe(), device=device, engine="loop", precision="fp32", callbacks=[], weights=None)
+    return prepare(recipe, task)
+
+
+def model_of(run: Run, training: Training, capacity: Capacity | None = None) -> nn.Module:
+    """The model of a run, see :func:`load`; ``training``, what :func:`made_again` gave, is put where the run stands."""
+    tensors, about = checkpoint.read(run.checkpoint)
     if about["format"] == "1":
         tensors = format1.in_sections(tensors, training.server.state)
     said = about.get("round", "")
     if not (said.isascii() and said.isdigit() and len(said) < 19):
-        raise FedrolexError(f"checkpoint {opened.checkpoint} does not say its round: there is no model to load")
+        raise FedrolexError(f"checkpoint {run.checkpoint} does not say its round: there is no model to load")
     training.restore(tensors, int(said))
     models = Models.of(training)
-    found = models.read(opened.folder, capacity, about)
+    found = models.read(run.folder, capacity, about)
     if found is not None:
         return found
     if not same_data(about, training.server.task.fingerprint()):
-        raise FedrolexError(f"the data of {run} has changed since its checkpoint: static norms cannot be recalibrated")
+        changed = f"the data of {run.folder} has changed since its checkpoint"
+        raise FedrolexError(f"{changed}: static norms cannot be recalibrated")
     if training.server.clients is not None:
-        training.server.clients = ClientStates(opened.folder / "clients")
+        training.server.clients = ClientStates(run.folder / "clients")
     return models(capacity)

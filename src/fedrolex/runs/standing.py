@@ -1,6 +1,7 @@
 """Where runs stand, read from their folders without training or changing anything."""
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +37,14 @@ def standing(run: Run) -> dict[str, Any]:
         "bytes": sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in rows),
         "seconds": sum(row.get("seconds", 0.0) for row in rows),
     }
+
+
+def flat(data: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    """Nested keys and values as ``outer.inner`` and value."""
+    found = []
+    for key, value in data.items():
+        found += flat(value, f"{above}{key}.") if isinstance(value, Mapping) else [(f"{above}{key}", value)]
+    return found
 
 
 def _summary(run: Run) -> dict[str, Any]:

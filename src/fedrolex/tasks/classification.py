@@ -14,7 +14,7 @@ from fedrolex.tasks.in_memory import InMemory, row_numbers
 from fedrolex.tasks.masking import Mask, masked
 from fedrolex.tasks.metrics import Metrics, measured
 from fedrolex.tasks.pixels import Pixels
-from fedrolex.tasks.task import Examples, check_examples
+from fedrolex.tasks.task import Examples, LocalAnswers, check_examples
 
 MEASURED = 1000  # clients whose local accuracy is measured, at most
 AT_ONCE = 2**26  # masked scores held at once, at most
@@ -124,14 +124,19 @@ class Classification(InMemory):
             found |= measured(metrics or {}, outputs, self.test.y, found)
         return found
 
+    def by_client(self, model: nn.Module, *, batch: int = 500, apart: bool = False) -> dict[int, LocalAnswers] | None:
+        """Right answers of the clients whose local accuracy is measured, as in :meth:`evaluate`."""
+        if self.test.y.dim() > 1:
+            return None
+        measured = self._measured()
+        with evaluating(model):
+            counted = self._counted(model, self.outputs(model, self.test.x, batch), apart, measured)
+        return {client: LocalAnswers(*row) for client, row in zip(measured, counted.tolist(), strict=True)}
+
     def _accuracies(self, model: nn.Module, outputs: Tensor, apart: bool) -> dict[str, float]:
         y = self.test.y
         right = outputs.argmax(-1) == y
-        measured = sample(self.clients, min(MEASURED, self.clients), 0, "measured").tolist()
-        if apart or self.test_parts is not None:
-            plain, hidden, total = self._counted_one_by_one(model, outputs, apart, measured)
-        else:
-            plain, hidden, total = self._counted(outputs, right, measured)
+        plain, hidden, total = self._counted(model, outputs, apart, self._measured()).sum(0).tolist()
         found = {
             "global_accuracy": float(right.double().mean()),
             "local_accuracy": plain / total if total else float("nan"),
@@ -142,28 +147,31 @@ class Classification(InMemory):
             found["rare_accuracy"] = float(right[among].double().mean())
         return found
 
-    def _counted(self, outputs: Tensor, right: Tensor, clients: Sequence[int]) -> tuple[int, int, int]:
-        """Right answers of all clients on examples of their classes, plain and masked, and how many there are.
+    def _measured(self) -> list[int]:
+        """The clients whose local accuracy is measured."""
+        found: list[int] = sample(self.clients, min(MEASURED, self.clients), 0, "measured").tolist()
+        return found
 
-        Clients of the same classes are measured once, all sets of classes in a few operations.
-        """
-        sets, times = self._held[list(clients)].unique(dim=0, return_counts=True)
-        y, sets, times = self.test.y, sets.to(outputs.device), times.to(outputs.device)
-        sums = torch.zeros(3, dtype=torch.int64, device=outputs.device)
-        most = max(1, AT_ONCE // outputs.numel())
-        for some, often in zip(sets.split(most), times.split(most), strict=True):
+    def _counted(self, model: nn.Module, outputs: Tensor, apart: bool, clients: Sequence[int]) -> Tensor:
+        """Of every client's own examples the right answers, plain and masked, and how many there are, (clients, 3)."""
+        if apart or self.test_parts is not None:
+            return self._counted_one_by_one(model, outputs, apart, clients)
+        return self._counted_by_classes(outputs, clients)
+
+    def _counted_by_classes(self, outputs: Tensor, clients: Sequence[int]) -> Tensor:
+        """Where clients are measured on all examples of their classes: every set of classes once."""
+        sets, which = self._held[list(clients)].unique(dim=0, return_inverse=True)
+        y, sets, which = self.test.y, sets.to(outputs.device), which.to(outputs.device)
+        right, found = outputs.argmax(-1) == y, []
+        for some in sets.split(max(1, AT_ONCE // outputs.numel())):
             own = some[:, y]
             hidden = (masked(outputs, some[:, None], self.mask).argmax(-1) == y) & own
-            sums += (torch.stack([(own & right).sum(1), hidden.sum(1), own.sum(1)]) * often).sum(1)
-        plain, masked_right, total = sums.tolist()
-        return plain, masked_right, total
+            found.append(torch.stack([(own & right).sum(1), hidden.sum(1), own.sum(1)], 1))
+        return torch.cat(found)[which]
 
-    def _counted_one_by_one(
-        self, model: nn.Module, outputs: Tensor, apart: bool, clients: Sequence[int]
-    ) -> tuple[int, int, int]:
-        """The same where clients have test examples of their own, or go through the model on their own."""
-        y = self.test.y
-        plain = hidden = total = 0
+    def _counted_one_by_one(self, model: nn.Module, outputs: Tensor, apart: bool, clients: Sequence[int]) -> Tensor:
+        """Where clients have test examples of their own, or go through the model on their own."""
+        y, found = self.test.y, []
         known: dict[bytes, tuple[int, int, int]] = {}
         for client in clients:
             held = self._held[client]
@@ -175,8 +183,8 @@ class Classification(InMemory):
                 scores = self.outputs(model, self.test.x[rows], len(rows)) if alone else outputs[rows]
                 sums = masked(scores, held.to(y.device), self.mask).argmax(-1) == y[rows]
                 known[key] = (int((scores.argmax(-1) == y[rows]).sum()), int(sums.sum()), len(rows))
-            plain, hidden, total = (a + b for a, b in zip((plain, hidden, total), known[key], strict=True))
-        return plain, hidden, total
+            found.append(known[key])
+        return torch.tensor(found, dtype=torch.int64)
 
     @cached_property
     def _held(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,6 +68,20 @@ def _from_numpy(what: str, array: np.ndarray[Any, Any]) -> Tensor:
     except TypeError:
         raise FedrolexError(f"{what} of examples are an array of {array.dtype}: give numbers") from None
     return found.to(torch.get_default_dtype()) if found.dtype == torch.float64 else found
+
+
+class LocalAnswers(NamedTuple):
+    """A model's answers to a client's own test examples.
+
+    Attributes:
+        right: how many are right.
+        right_masked: how many are right with the classes that the client lacks left out.
+        examples: how many there are.
+    """
+
+    right: int
+    right_masked: int
+    examples: int
 
 
 class Task(ABC):
@@ -133,6 +147,13 @@ class Task(ABC):
                 every client's examples go through the model on their own.
             metrics: more metrics to take, by name.
         """
+
+    def by_client(self, model: nn.Module, *, batch: int = 500, apart: bool = False) -> dict[int, LocalAnswers] | None:
+        """Right answers of single clients, by their numbers; None where the task measures no local accuracy.
+
+        For the arguments see :meth:`evaluate`.
+        """
+        return None
 
     @abstractmethod
     def some_inputs(self, count: int, batch: int) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ A node is reached when its index is in a window; a weight only when both its end
 Rolling every axis in lockstep reaches all nodes and, for a small client, a narrow band of the weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -67,26 +67,49 @@ def coverage(
         raise FedrolexError(
             f"coverage of {given}: give Axes, from trace(model, example), and a Scheme, such as Rolling()"
         )
-    groups = _alike(axes)
-    counts = {first: torch.zeros(shape(axes.counted(first), axes.full)) for first in groups}
-    nodes = {axis.name: torch.zeros(axis.size) for axis in axes.cut_axes}
+    counts = Counts(axes)
     pending: dict[Window, int] = {}
     for round in range(rounds):
         for client, beta in enumerate(betas):
             window = scheme.window(axes, round=round, capacity=beta, client=client)
-            if window.wiring:
-                raise FedrolexError("coverage is about sub-networks: the published mis-wiring has none")
             pending[window] = pending.get(window, 0) + 1
         if len(pending) >= CHUNK or round == rounds - 1:
-            _count(axes, pending, counts, nodes)
+            counts.add(pending)
             pending.clear()
         if progress is not None:
             progress(round + 1)
-    every = {name: counts[first] for first, names in groups.items() for name in names}
-    return _summary(axes, every, nodes, rounds, len(betas))
+    return counts.summary(rounds, len(betas))
 
 
-def _count(axes: Axes, windows: dict[Window, int], counts: dict[str, Tensor], nodes: dict[str, Tensor]) -> None:
+class Counts:
+    """How often every node and every weight was in a window, added up window by window.
+
+    Attributes:
+        axes: of the model.
+        groups: parameters that are cut, those with the same cuts together, by the first of them.
+        weights: for the first of every group, updates by position; dimensions that are never cut are left out.
+        nodes: for every axis that is cut, updates by index, ``(size,)``.
+    """
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+        self.groups = _alike(axes)
+        self.weights = {first: torch.zeros(shape(axes.counted(first), axes.full)) for first in self.groups}
+        self.nodes = {axis.name: torch.zeros(axis.size) for axis in axes.cut_axes}
+
+    def add(self, windows: Mapping[Window, int]) -> None:
+        """Add windows, each so many times."""
+        if any(window.wiring for window in windows):
+            raise FedrolexError("coverage is about sub-networks: the published mis-wiring has none")
+        _count(self.axes, windows, self.weights, self.nodes)
+
+    def summary(self, rounds: int, clients: int) -> Coverage:
+        """What was reached so far, in so many rounds of so many clients."""
+        every = {name: self.weights[first] for first, names in self.groups.items() for name in names}
+        return _summary(self.axes, every, self.nodes, rounds, clients)
+
+
+def _count(axes: Axes, windows: Mapping[Window, int], counts: dict[str, Tensor], nodes: dict[str, Tensor]) -> None:
     """Add windows to the counts: a position is held when all its indices are, so counts are products.
 
     For every axis, ``held`` has one row a window and one column an index: 1 where the window holds it.

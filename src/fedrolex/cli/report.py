@@ -1,0 +1,30 @@
+"""``fedrolex report``: what runs did, as one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedrolex.cli.console import console
+from fedrolex.report import write_report
+
+
+def report_command(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Runs' folders; of several seeds, their folder.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page's file.")] = Path("report.html"),
+) -> None:
+    """Write one page that needs nothing else: curves, windows, coverage, local accuracies, costs, faults, recipes."""
+    every = [each for run in runs for each in ([run] if (run / "recipe.yaml").exists() else _of_seeds(run) or [run])]
+    err = Console(stderr=True)
+    with err.status("") as status:  # which shows nothing in a pipe
+        path = write_report(every, out, say=lambda said: status.update(escape(said)))
+    console().print(f"report: {path}", highlight=False, soft_wrap=True)
+
+
+def _of_seeds(folder: Path) -> list[Path]:
+    found = [path.parent for path in folder.glob("seed-*/recipe.yaml")]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
