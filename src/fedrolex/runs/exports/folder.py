@@ -170,8 +170,11 @@ def read_export(folder: Path, task: Task | None = None) -> nn.Module:
         raise FedrolexError(f"{path} is not what {ABOUT} says, or damaged: export it again")
     if about.get("module") is None:
         raise FedrolexError(f"{folder} holds a model that only its own method can make: run model.pt2 or model.onnx")
-    with in_one_line(f"{folder / ABOUT} cannot be used"):
-        given = about["input"]
-        source = Source(Recipe.decode(about["recipe"]), task, about["scale"], given["shape"], given["dtype"])
-        bare = rebuild(about["module"], source)
+    try:
+        with in_one_line("it is damaged"):
+            given = about["input"]
+            source = Source(Recipe.decode(about["recipe"]), task, about["scale"], given["shape"], given["dtype"])
+            bare = rebuild(about["module"], source)
+    except FedrolexError as error:
+        raise FedrolexError(f"{folder / ABOUT} cannot be used: {error}") from error
     return filled(bare, tensors, named_tensors, f"{path} does not fit the model that {ABOUT} describes")
