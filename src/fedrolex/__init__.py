@@ -29,7 +29,7 @@ from fedrolex.methods import (
 from fedrolex.models import ImageModel
 from fedrolex.recipes import ClientRecipe, FleetRecipe, ImagesRecipe, PartitionRecipe, Recipe, TaskRecipe, WordsRecipe
 from fedrolex.rounds import Engine, Fleet, Round, Server
-from fedrolex.runs import Callback, Run, Trained, Training, load, prepare, train
+from fedrolex.runs import Callback, Exported, Run, Trained, Training, export, load, prepare, train
 from fedrolex.slicing import (
     Axes,
     Axis,
@@ -57,11 +57,11 @@ __version__ = VERSION
 __all__ = [
     "CALLBACKS", "DATASETS", "DSFL", "ENGINES", "METHODS", "METRICS", "MODELS", "SCHEMES", "TASKS", "Averaging",
     "Axes", "Axis", "Blocks", "Callback", "Classification", "ClientRecipe", "Coverage", "Engine", "Examples",
-    "Failure", "FedAvg", "FedBE", "FedDF", "FedDropout", "FedET", "FedGKT", "FedProx", "FedRolex", "FedSelect",
-    "FedrolexError", "Fjord", "Fleet", "FleetRecipe", "Fold", "HeteroFL", "Hints", "ImageModel", "ImageSet",
-    "ImagesRecipe", "Job", "LocalTraining", "Measure", "Method", "Needs", "NextWord", "OneSize", "Ordered",
+    "Exported", "Failure", "FedAvg", "FedBE", "FedDF", "FedDropout", "FedET", "FedGKT", "FedProx", "FedRolex",
+    "FedSelect", "FedrolexError", "Fjord", "Fleet", "FleetRecipe", "Fold", "HeteroFL", "Hints", "ImageModel",
+    "ImageSet", "ImagesRecipe", "Job", "LocalTraining", "Measure", "Method", "Needs", "NextWord", "OneSize", "Ordered",
     "PartitionRecipe", "Random", "RandomMiswired", "Recipe", "Regression", "Rolling", "Round", "RoundPlan",
     "Run", "Scaffold", "Scheme", "Select", "Server", "ServerOptimizer", "Setup", "Static", "SubModels", "Task",
-    "TaskRecipe", "Trained", "Training", "Upload", "Visit", "Window", "WordsRecipe", "coverage", "exact",
+    "TaskRecipe", "Trained", "Training", "Upload", "Visit", "Window", "WordsRecipe", "coverage", "exact", "export",
     "load", "pick", "prepare", "spread", "trace", "train",
 ]  # fmt: skip

@@ -12,6 +12,8 @@ from fedrolex.cli.costs import costs_command
 from fedrolex.cli.coverage import coverage_command
 from fedrolex.cli.data import data_app
 from fedrolex.cli.evaluate import evaluate_command
+from fedrolex.cli.export import export_command
+from fedrolex.cli.fit import fit_command
 from fedrolex.cli.listing import list_command, show_command
 from fedrolex.cli.paper import paper_command
 from fedrolex.cli.report import report_command
@@ -28,11 +30,13 @@ app.command("runs")(runs_command)
 app.command("evaluate")(evaluate_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)
+app.command("export")(export_command)
 app.command("list")(list_command)
 app.command("show")(show_command)
 app.command("slice")(slice_command)
 app.command("coverage")(coverage_command)
 app.command("costs")(costs_command)
+app.command("fit")(fit_command)
 app.command("paper")(paper_command)
 app.add_typer(data_app)
 

@@ -4,7 +4,16 @@ from fedrolex.models.columns import ColumnModel
 from fedrolex.models.convnet import ConvNet
 from fedrolex.models.image_models import ImageModel
 from fedrolex.models.lenet import LeNet
-from fedrolex.models.norms import Norm, by_batch, collect, evaluating, norm_parameters, static_norms, with_statistics
+from fedrolex.models.norms import (
+    Norm,
+    by_batch,
+    collect,
+    evaluating,
+    norm_parameters,
+    static_norms,
+    with_statistics,
+    without_statistics,
+)
 from fedrolex.models.preresnet import PreResNet, preresnet18, preresnet34
 from fedrolex.models.represented import TOP, Represented
 from fedrolex.models.resnet import ResNet
@@ -15,5 +24,5 @@ __all__ = [
     "TOP", "VGG", "ColumnModel", "ConvNet", "ImageModel", "LeNet", "Norm", "PreResNet", "Represented", "ResNet",
     "WordTransformer",
     "by_batch", "collect", "evaluating", "norm_parameters", "preresnet18", "preresnet34", "static_norms",
-    "with_statistics",
+    "with_statistics", "without_statistics",
 ]  # fmt: skip

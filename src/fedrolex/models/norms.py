@@ -126,6 +126,19 @@ def pool(parts: Iterable[Statistics]) -> dict[str, Moments]:
     return total
 
 
+def without_statistics(model: nn.Module) -> nn.Module:
+    """A copy of a model, in evaluation mode, whose batch norms have no running statistics.
+
+    Those of a traced graph keep what they have.
+    """
+    twin = copy.deepcopy(model).eval()
+    for norm in twin.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+            norm.track_running_stats = False
+    return twin
+
+
 def with_statistics(model: nn.Module, statistics: Statistics) -> nn.Module:
     """A copy of a model, in evaluation mode, whose static norms use these statistics."""
     twin = copy.deepcopy(model).eval()

@@ -5,7 +5,7 @@ from typing import Any
 from fedrolex.core import FedrolexError, in_one_line
 from fedrolex.models import by_batch
 from fedrolex.runs import Run, Training
-from fedrolex.runs.load import model_of
+from fedrolex.runs.load import placed
 
 
 def local_accuracies(run: Run, training: Training) -> dict[str, list[Any]]:
@@ -13,7 +13,7 @@ def local_accuracies(run: Run, training: Training) -> dict[str, list[Any]]:
 
     Clients are those whose local accuracy a run measures, at most 1000; those without test examples are left out.
     """
-    model, task = model_of(run, training), training.server.task
+    model, task = placed(run, training).model(), training.server.task
     apart = any(by_batch(model, task.example()))
     with in_one_line(f"by_client() of task {task.name} failed"):
         found = task.by_client(model, batch=training.measure.batch, apart=apart)

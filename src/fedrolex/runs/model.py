@@ -1,11 +1,12 @@
 """The models that come of a run, as they were measured: given, written at its end, read again."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from fedrolex.core import FedrolexError, spread_over, threads_for
@@ -81,19 +82,7 @@ class Models:
         if (written or {}).get(path.name) not in (None, checkpoint.checksum(tensors, about)):
             remedy = f"put it back, or have it written again with: fedrolex resume {folder}"
             raise FedrolexError(f"{path} is not the model that this run wrote: {remedy}")
-        bare = self._bare(capacity)
-        has = [name for name in static_norms(bare) if f"{name}.running_mean" in tensors]
-        found = {n: Moments(0, tensors[f"{n}.running_mean"], tensors[f"{n}.running_var"]) for n in has}
-        model = with_statistics(bare, found) if found else copy.deepcopy(bare).eval()
-        own = _tensors(model)
-        kinds = [{name: (t.shape, t.dtype) for name, t in each.items()} for each in (own, tensors)]
-        wrong = [name for name in {**own, **tensors} if kinds[0].get(name) != kinds[1].get(name)]
-        wrong = wrong or [name for name in own if not_finite({name: tensors[name]})]
-        if wrong:
-            raise FedrolexError(f"{path} does not fit the run's model: look at tensor {wrong[0]!r}")
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-        return model
+        return filled(self._bare(capacity), tensors, _tensors, f"{path} does not fit the run's model")
 
     def _bare(self, capacity: Capacity | None) -> nn.Module:
         """The model that is judged or, of a capacity, the sub-model, without statistics."""
@@ -114,6 +103,31 @@ def path_of(folder: Path, capacity: Capacity | None = None) -> Path:
     """The file of a run's model, or of the sub-model of a capacity."""
     name = "model" if capacity is None else f"submodel-{exact(capacity)}".replace("/", "-")
     return folder / f"{name}.safetensors"
+
+
+def filled(
+    bare: nn.Module, tensors: Mapping[str, Tensor], named: Callable[[nn.Module], Mapping[str, Tensor]], refusal: str
+) -> nn.Module:
+    """A copy of a model, in evaluation mode, with the tensors of a file; refused unless they are just its own.
+
+    Args:
+        bare: without the statistics that its static norms have in the file.
+        tensors: by name; ``named`` gives a model's of the same names.
+        refusal: how the line begins that refuses them.
+    """
+    has = [n for n in static_norms(bare) if f"{n}.running_mean" in tensors and f"{n}.running_var" in tensors]
+    found = {n: Moments(0, tensors[f"{n}.running_mean"], tensors[f"{n}.running_var"]) for n in has}
+    model = with_statistics(bare, found) if found else copy.deepcopy(bare).eval()
+    own = named(model)
+    kinds = [{name: (t.shape, t.dtype) for name, t in each.items()} for each in (own, tensors)]
+    wrong = [name for name in {**own, **tensors} if kinds[0].get(name) != kinds[1].get(name)]
+    wrong = wrong or [name for name in own if not_finite({name: tensors[name]})]
+    if wrong:
+        raise FedrolexError(f"{refusal}: look at tensor {wrong[0]!r}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+    return model
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

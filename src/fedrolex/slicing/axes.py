@@ -25,6 +25,7 @@ from fedrolex.slicing.windows import WHOLE, Capacity, Rounding, Window, exact, w
 
 FORMAT = 1
 REMEMBERED = 2**14
+WINDOW = "slicing_window"  # where a sub-model has the window it was cut by, as plain data
 
 Tensors = Mapping[str, Tensor]
 Role = Literal["parameter", "buffer", "constant"]
@@ -276,7 +277,7 @@ class Axes:
         module = self.build(self.widths(window), self.take(self.build.constants, window))
         _match(module, model)
         self.load(module, state, window)
-        module.train()
+        vars(module.train())[WINDOW] = window
         return module
 
     def load(self, module: nn.Module, state: Tensors, window: Window = WHOLE) -> None:

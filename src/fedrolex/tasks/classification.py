@@ -1,9 +1,9 @@
 """Examples of classes, in memory, spread over clients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,11 @@ class Classification(InMemory):
             "public_examples": 0 if self.public is None else len(self.public),
             "validation_examples": 0 if self.validation is None else len(self.validation),
         }
+
+    def held_out(self, count: int) -> Self:
+        """Measured on the validation examples or, where there are none, on a random choice of what clients hold."""
+        aside = self.some_held(count) if self.validation is None else self.validation
+        return replace(self, test=aside, test_parts=None, validation=None)
 
     # --- how good a model is ---
 

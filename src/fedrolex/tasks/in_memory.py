@@ -82,6 +82,16 @@ class InMemory(Task):
         for part in evenly(chosen.to(self.train.y.device), batch):
             yield self.inputs(self.train.x[part])
 
+    def held_out(self, count: int) -> Self:
+        """Measured on a random choice of what clients hold, the same for every seed."""
+        return replace(self, test=self.some_held(count))
+
+    def some_held(self, count: int) -> Examples:
+        """Up to ``count`` of the examples that clients hold, others than those of :meth:`some_inputs` come first."""
+        rows = self.partition.rows
+        chosen = rows[torch.from_numpy(shuffle(len(rows), 0, "calibration")[::-1][:count].copy())]
+        return self.train.rows(chosen.to(self.train.y.device))
+
     def to(self, device: torch.device) -> Self:
         """Examples on another device; rows stay where they are."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -159,6 +159,15 @@ class Task(ABC):
     def some_inputs(self, count: int, batch: int) -> Iterator[Tensor]:
         """Batches of the inputs of up to ``count`` training examples, mixed over clients, not augmented."""
 
+    def held_out(self, count: int) -> Task:
+        """The same task, measured on examples to choose by instead of its test examples.
+
+        They are those put aside for choosing or, where there are none, ``count`` of what clients hold.
+        """
+        raise FedrolexError(
+            f"task {self.name} has no held_out(): nothing can be chosen without looking at test examples"
+        )
+
     @abstractmethod
     def to(self, device: torch.device) -> Task:
         """The same with its data on another device."""

@@ -122,6 +122,14 @@ class NextWord(Task):
             if count <= 0:
                 return
 
+    def held_out(self, count: int) -> Self:
+        """Measured on the users put aside for choosing or, where there are none, on sentences of the last clients."""
+        aside = self.validation
+        if aside is None:
+            who = [int(user) for user in self.chosen[::-1]]
+            aside = read_sentences(self.users, who, self.vocabulary, self.length, self.sentences, count)
+        return replace(self, test=aside.to(self.device), validation=None)
+
     def to(self, device: torch.device) -> Self:
         """Test sentences on another device; clients' go there when they are read."""
         held = None if self.validation is None else self.validation.to(device)
