@@ -236,11 +236,8 @@ def main() -> None:
     options.pairs = options.pairs or pairs
     keep_memory()
     torch.set_num_threads(1)
-    figures = {
-        "what": options.what,
-        **{"overhead": overhead, "memory": memory, "growth": growth}[options.what](options),
-    }
-    print(json.dumps(figures))
+    work = {"overhead": overhead, "memory": memory_of if options.cohort else memory, "growth": growth}[options.what]
+    print(json.dumps({"what": options.what, **work(options)}))
 
 
 if __name__ == "__main__":
