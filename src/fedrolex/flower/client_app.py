@@ -67,7 +67,7 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
         if not settings.secure or settings.least < int(wanted):
             raise FedrolexError(f"this device is in sums of at least {wanted} only: see least in the run-config")
         own, known = (context.node_config.get(key) for key in ("identity", "known"))
-        identity = Identity(own and Path(str(own)), known and Path(str(known)))
+        identity = Identity(None if own is None else Path(str(own)), None if known is None else Path(str(known)))
         return SecureDevice(
             device(context), context.state, settings.least, settings.threshold, settings.reach, identity
         )
