@@ -199,8 +199,7 @@ def test_the_example_with_a_model_of_ones_own_learns(tmp_path: Path) -> None:
     path = Path(__file__).parents[1] / "examples" / "flower_own_model" / "own_app.py"
     app: dict[str, Any] = {}
     exec(compile(path.read_text(), str(path), "exec"), app)
-    run_config: dict[str, bool | float | int | str] = {"patience": 5.0, "set": "rounds=20; device=cpu"}
-    run_config["out"] = str(tmp_path / "run")
+    run_config: dict[str, Any] = {"out": str(tmp_path / "run"), "patience": 5.0, "set": "rounds=20; device=cpu"}
     nodes = Nodes(
         app["client"], {100 + n: {"client": n, "capacity": c} for n, c in enumerate(("1", "1/2", "1/4"))}, run_config
     )

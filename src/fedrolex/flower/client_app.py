@@ -66,8 +66,8 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
         wanted = context.node_config.get("least", 3)
         if not settings.secure or settings.least < int(wanted):
             raise FedrolexError(f"this device is in sums of at least {wanted} only: see least in the run-config")
-        said = [context.node_config.get(key) for key in ("identity", "known")]
-        identity = Identity(*(Path(str(path)) if path else None for path in said))
+        own, known = (context.node_config.get(key) for key in ("identity", "known"))
+        identity = Identity(None if own is None else Path(str(own)), None if known is None else Path(str(known)))
         return SecureDevice(
             device(context), context.state, settings.least, settings.threshold, settings.reach, identity
         )
