@@ -238,7 +238,7 @@ def test_numbers_that_are_none_make_no_page_fail(tmp_path: Path) -> None:
     rows = run.rows()
     rows[0] |= {"macs": float("nan"), "mine": 10**400, "odd": [1]}
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (run.folder / "environment.json").write_text("[1]")
+    (run.folder / "environment.json").unlink()
     (found,) = data_of(filled({"version": "", "title": "", "runs": [told(run)]}))["runs"]
     assert found["costs"]["macs"][0] is None
     assert "mine" not in found["curves"]
@@ -252,6 +252,12 @@ def test_the_command_takes_the_folder_of_several_seeds(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout == f"report: {tmp_path / 'page.html'}\n"
     assert [run["seed"] for run in data_of((tmp_path / "page.html").read_text())["runs"]] == [2, 10]
+
+
+def test_a_model_that_takes_no_examples_has_no_local_accuracies(tmp_path: Path) -> None:
+    found = known(whole(tmp_path / "run", "method=fedgkt", "rounds=1"))
+    assert set(found["missing"]) == {"local"}
+    assert "does not answer single clients' examples" in found["missing"]["local"]
 
 
 # --- in a browser ---

@@ -67,8 +67,8 @@ def _number(value: object) -> bool:
 
 
 def _environment(run: Run) -> dict[str, Any]:
-    """The machine and the versions that trained the run; nothing where that file is gone or damaged."""
-    with suppress(OSError, ValueError, AttributeError, RecursionError):
+    """The machine and the versions that trained the run; nothing where that file is gone."""
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads((run.folder / "environment.json").read_text())
         return {str(key): str(value) for key, value in found.items() if value is not None}
     return {}
