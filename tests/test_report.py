@@ -20,8 +20,8 @@ from fedrolex import Examples, FedrolexError, FleetRecipe, Recipe, Run, Task, tr
 from fedrolex.cli.app import app
 from fedrolex.report import page_of, write_report
 from fedrolex.report.coverage import NEVER, OUTSIDE
-from fedrolex.report.told import faults
-from fedrolex.report.write import known
+from fedrolex.report.told import faults, told
+from fedrolex.report.write import filled, known
 from fedrolex.runs.load import made_again
 
 NASTY = "a<b>&amp;\"'</script><img src=x onerror=alert(1)>"
@@ -229,6 +229,20 @@ def test_what_cannot_be_a_report_is_refused(tmp_path: Path, runs: Path) -> None:
         page_of([])
     with pytest.raises(FedrolexError, match="is a folder: name the page's file"):
         write_report([runs / "static"], tmp_path)
+    with pytest.raises(FedrolexError, match="there is no folder"):
+        write_report([runs / "static"], tmp_path / "nowhere" / "page.html")
+
+
+def test_numbers_that_are_none_make_no_page_fail(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", "rounds=2")
+    rows = run.rows()
+    rows[0] |= {"macs": float("nan"), "mine": 10**400, "odd": [1]}
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run.folder / "environment.json").unlink()
+    (found,) = data_of(filled({"version": "", "title": "", "runs": [told(run)]}))["runs"]
+    assert found["costs"]["macs"][0] is None
+    assert "mine" not in found["curves"]
+    assert found["environment"] == {}
 
 
 def test_the_command_takes_the_folder_of_several_seeds(tmp_path: Path) -> None:
@@ -238,6 +252,12 @@ def test_the_command_takes_the_folder_of_several_seeds(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout == f"report: {tmp_path / 'page.html'}\n"
     assert [run["seed"] for run in data_of((tmp_path / "page.html").read_text())["runs"]] == [2, 10]
+
+
+def test_a_model_that_takes_no_examples_has_no_local_accuracies(tmp_path: Path) -> None:
+    found = known(whole(tmp_path / "run", "method=fedgkt", "rounds=1"))
+    assert set(found["missing"]) == {"local"}
+    assert "does not answer single clients' examples" in found["missing"]["local"]
 
 
 # --- in a browser ---

@@ -7,7 +7,7 @@ from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from run_folders import RECIPE, resumed, stopped, whole
@@ -62,7 +62,7 @@ def test_mlflow_is_told_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.Mon
     told: dict[str, Any] = {"experiments": {}, "runs": [], "metrics": [], "params": [], "status": []}
     entities = SimpleNamespace(Param=lambda *words: words, Metric=lambda *words: words)
     fake = SimpleNamespace(MlflowClient=lambda: FakeClient(told), entities=entities)
-    monkeypatch.setitem(sys.modules, "mlflow", cast(Any, fake))
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     run = stopped(tmp_path / "run", "callbacks=[mlflow]")
     assert told["runs"] == [("7", "run")]
@@ -89,7 +89,7 @@ def test_wandb_is_told_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monk
             finish=lambda exit_code: codes.append(exit_code),
         )
 
-    monkeypatch.setitem(sys.modules, "wandb", cast(Any, SimpleNamespace(init=init)))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     run = stopped(tmp_path / "run", "callbacks=[wandb]")
     resumed(run)
     assert [(each["id"], each["name"]) for each in begun] == [(None, "run"), ("xyz", "run")]

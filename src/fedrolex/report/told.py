@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 import yaml
@@ -24,10 +24,10 @@ def told(run: Run) -> dict[str, Any]:
     rows, stands = run.rows(), standing(run)
     names = dict.fromkeys(key for row in rows for key, value in row.items() if key not in OF_A_ROUND and _number(value))
     return {
-        **stands,
+        **{key: value for key, value in stands.items() if key != "measured"},
         "name": run.folder.name or str(run.folder),
         "curves": {name: [[r["round"] + 1, r[name]] for r in rows if _number(r.get(name))] for name in names},
-        "costs": {name: [row.get(name) for row in rows] for name in COSTS},
+        "costs": {name: [row[name] if _number(row.get(name)) else None for row in rows] for name in COSTS},
         "faults": faults(rows),
         "recipe": yaml.safe_dump(run.recipe().encode(), sort_keys=False, allow_unicode=True),
         "settings": {key: json.dumps(value, ensure_ascii=False) for key, value in flat(run.recipe().encode())},
@@ -63,12 +63,12 @@ def _most(item: tuple[str, Mapping[str, Any]]) -> int:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
 
 
 def _environment(run: Run) -> dict[str, Any]:
-    """The machine and the versions that trained the run; nothing where that file is gone or damaged."""
+    """The machine and the versions that trained the run; nothing where that file is gone."""
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads((run.folder / "environment.json").read_text())
-        return {str(key): value for key, value in found.items() if value is not None}
+        return {str(key): str(value) for key, value in found.items() if value is not None}
     return {}

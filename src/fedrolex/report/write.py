@@ -29,6 +29,8 @@ def write_report(
     path = Path(out)
     if path.is_dir():
         raise FedrolexError(f"{path} is a folder: name the page's file, such as {path / 'report.html'}")
+    if not path.parent.is_dir():
+        raise FedrolexError(f"there is no folder {path.parent}: make it, or give another file")
     text = page_of(runs, task, say)
     try:
         write_whole(path, text.encode("utf-8", "backslashreplace"))
