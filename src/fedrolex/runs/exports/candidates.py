@@ -58,8 +58,8 @@ def candidates(method: Method, server: Server, capacity: Fraction, most: int, *,
         if found is None:
             raise FedrolexError(f"{method.name} has no sub-model of capacity {capacity} to give")
         described, model = describe(found, server), copy.deepcopy(found).eval()
-        tensors = {name: tensor.detach().cpu() for name, tensor in named_tensors(model).items()}
-        key = checkpoint.checksum(tensors, {})
+        values = {name: tensor.detach().cpu().flatten().sort().values for name, tensor in named_tensors(model).items()}
+        key = checkpoint.checksum(values, {})  # the whole model's nodes in another order are the same model
         if key not in known:
             known.add(key)
             yield Candidate(round, model, described)

@@ -25,7 +25,6 @@ from fedrolex.slicing import Capacity, exact
 from fedrolex.tasks import Classification, Task
 
 HELD = 2000  # training examples to choose by, where no others were put aside
-CLOSE = 1e-4  # how far a rebuilt model's outputs may be from the exported one's
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def describe(model: nn.Module, server: Server) -> dict[str, Any] | None:
     if isinstance(model, ColumnModel):
         parts = [describe(column, server) for column in model.columns]
         seen = None if model.seen is None else model.seen.tolist()
-        return None if None in parts else {"columns": parts, "seen": seen}
+        return None if None in parts else {"row": parts, "seen": seen}
     if WINDOW in vars(model):
         return {"network": None, "window": vars(model)[WINDOW].encode()}
     names = [name for name, network in server.networks.items() if network.module is model]
@@ -97,9 +97,9 @@ class Source:
 
 def rebuild(described: Mapping[str, Any], source: Source) -> nn.Module:
     """The module that was described, with weights of no meaning."""
-    if "columns" in described:
+    if "row" in described:
         seen = described["seen"]
-        columns = [rebuild(part, source) for part in described["columns"]]
+        columns = [rebuild(part, source) for part in described["row"]]
         return ColumnModel(columns, None if seen is None else torch.tensor(seen, dtype=torch.bool))
     module, window = source.network(described["network"]), Window.decode(described["window"])
     return module if window == WHOLE else trace(module, source.example(module)).cut(module, window)
