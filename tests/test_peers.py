@@ -75,8 +75,8 @@ def test_ours_arrives_where_a_bare_loop_does() -> None:
 
 @pytest.mark.parametrize("system", ["pfl", "flower"])
 def test_a_peer_arrives_where_a_bare_loop_does(system: str) -> None:
-    if importlib.util.find_spec(compare.MODULES[system]) is None:
-        pytest.skip(f"{system} is not installed: pip install -e '.[peers]'")
+    if any(importlib.util.find_spec(module) is None for module in compare.MODULES.values()):
+        pytest.skip("needs an environment of its own, Flower's simulation has another Ray: pip install -e '.[peers]'")
     assert compare.agree({system: [sys.executable]}, TINY, users=2)[system] < compare.TOLERANCE
 
 
