@@ -164,7 +164,9 @@ def rounds_are_those_of_loop() -> None:
             torch.testing.assert_close(other.server.state[MODEL][name], tensor, rtol=1e-3, atol=1e-4)
     cohorts = engine.places[MODEL].cohorts
     assert cohorts[0].share == Fraction(2, sum(each.clients for each in cohorts)) < 1
-    assert made == [2, 2, 7, 5, 8, 6]  # examples, then three rounds, the third one's made ahead, and the fourth's
+    # examples, to trace; the first round; examples, to count what a width computes; the second round, the third one's
+    # made ahead; another width; the fourth's
+    assert made == [2, 2, 7, 2, 5, 8, 2, 6]
 
 
 def several_networks_and_jobs_of_one_client() -> None:

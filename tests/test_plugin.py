@@ -151,7 +151,7 @@ def made(method: Any, engine: str) -> Any:
 @pytest.mark.usefixtures("brought")
 @pytest.mark.parametrize("engine", engines())
 def test_its_method_gives_the_same_on_every_engine_that_says_it_can(engine: str) -> None:
-    method = METHODS.find("clipped")(most=2.0)
+    method = METHODS.find("fedrolex_plugin.clipped:Clipped")(most=2.0)
     plain, other = made(method, "loop"), made(method, engine)
     told: list[str] = []
     other.say = told.append
@@ -182,7 +182,7 @@ def test_a_step_that_does_nothing_moves_nothing(engine: str) -> None:
 
 @pytest.mark.usefixtures("brought")
 def test_an_engine_that_cannot_is_not_used_and_says_why() -> None:
-    recipe = replace(tiny(METHODS.find("clipped")(), "backwards"), deadline=100.0)
+    recipe = replace(tiny(METHODS.find("fedrolex_plugin.clipped:Clipped")(), "backwards"), deadline=100.0)
     training = prepare(recipe)
     told: list[str] = []
     training.say = told.append

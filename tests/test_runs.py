@@ -442,7 +442,7 @@ def test_list_and_show() -> None:
     assert {"fedrolex", "heterofl", "fed_dropout", "fedavg", "fedprox", "scaffold"} <= set(listed["methods"])
     assert listed["needs"]["fedbe"]["public"]
     assert {"digits", "cifar10", "stackoverflow"} <= set(listed["recipes"])
-    assert listed["origins"]["metrics"] == {"top5": "fedrolex", "worst_class": "fedrolex"}
+    assert {"top5": "fedrolex", "worst_class": "fedrolex"}.items() <= listed["origins"]["metrics"].items()
     plain = CliRunner().invoke(app, ["list"]).stdout
     assert "scaffold" in plain
     assert "callbacks: drift, tensorboard" in plain

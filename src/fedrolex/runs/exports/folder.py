@@ -144,7 +144,10 @@ def refuse(folder: Path) -> None:
 
 def is_export(folder: Path) -> bool:
     """Whether a folder is an exported model's."""
-    return (folder / ABOUT).is_file() and not (folder / "recipe.yaml").exists()
+    try:
+        return (folder / ABOUT).is_file() and not (folder / "recipe.yaml").exists()
+    except (OSError, ValueError):  # no path can be like that
+        return False
 
 
 def read_about(folder: Path) -> dict[str, Any]:
