@@ -42,9 +42,9 @@ ONE_STEP = [*NETWORK, "task.limit=160", "client.lr=1.0"]  # so that changes are 
     [
         "steps_are_those_of_plain_torch",
         "whole_sums_are_those_of_plain_torch",
-        "adam_remembers_as_in_plain_torch",
+        pytest.param("adam_remembers_as_in_plain_torch", marks=pytest.mark.slow),
         "averages_are_those_of_the_fold",
-        "several_networks_and_jobs_of_one_client",
+        pytest.param("several_networks_and_jobs_of_one_client", marks=pytest.mark.slow),
         "rounds_are_those_of_loop",
     ],
 )

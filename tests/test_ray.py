@@ -58,7 +58,11 @@ def with_workers(count: int, *settings: str) -> Training:
 
 
 @pytest.mark.parametrize(
-    "settings", [["method=fedrolex", "method.weighting=samples"], ["method=columns", "method.rows=true"]]
+    "settings",
+    [
+        ["method=fedrolex", "method.weighting=samples"],
+        pytest.param(["method=columns", "method.rows=true"], marks=pytest.mark.slow),
+    ],
 )
 def test_the_bits_do_not_depend_on_the_number_of_workers(settings: Sequence[str]) -> None:
     first, second, third = (after(with_workers(count, *settings)) for count in (2, 3, 1))

@@ -83,8 +83,12 @@ def gradients(model: nn.Module, example: Any) -> set[str]:
 
 
 LARGE = ("vgg11_bn", "convmixer_768_32", "vit_b_16")  # a minute or two each
+RELATED = (  # much like others that are tested in every run
+    "res2net50_26w_4s", "resnext50_32x4d", "cspresnet50", "resnetv2_50", "resnet50", "googlenet", "dla34",
+    "nf_regnet_b0", "repvgg_a0", "hrnet_w18_small",
+)  # fmt: skip
 NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name
+    pytest.param(name, marks=pytest.mark.slow) if name in (*LARGE, *RELATED) else name
     for name in (*zoo.TORCHVISION, *zoo.TIMM, *zoo.HUGGING)
 ]
 
