@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -87,3 +89,12 @@ def test_secure_sums_over_processes_are_the_plain_average_within_rounding(tmp_pa
     assert run.rows[0]["clients"] == 3
     for name, tensor in wanted.tensors.items():
         assert float((run.tensors[name] - tensor).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("capacity", ["3/0", "2", "half"])
+def test_a_capacity_that_is_none_starts_nothing(capacity: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedrolex.flower.loopback", capacity, "--folder", str(tmp_path / "fleet")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 2
+    assert "error: capacity" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "fleet").exists()

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedrolex.core import FedrolexError
+from fedrolex.slicing import exact
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -221,6 +222,12 @@ def main() -> None:
     parser.add_argument("capacities", nargs="*", default=["1", "1/2", "1/4"], help="one node each; auto is measured")
     parser.add_argument("--folder", type=Path, default=Path("fleet"), help="for keys, certificates and logs")
     given = parser.parse_args()
+    try:
+        for capacity in given.capacities:
+            if capacity != "auto":
+                exact(capacity)
+    except FedrolexError as error:
+        parser.error(str(error))
     nodes = [{"client": place, "capacity": capacity} for place, capacity in enumerate(given.capacities)]
     with Loopback(given.folder, nodes) as fleet:
         print(f"{len(nodes)} devices are starting; their logs are {fleet.folder}/*.log. Ctrl-C ends them. Train with:")
