@@ -23,7 +23,7 @@ from fedrolex.runs import Run
 SHARES = {"global": "global_accuracy", "local": "local_accuracy_masked", "rare": "rare_accuracy"}
 """What is collected in per cent: its name in the table, and in a summary."""
 
-COLLECTED = frozenset({"global_accuracy", "local_accuracy_masked", "rounds", "bytes", "seconds"})
+COLLECTED = frozenset({"global_accuracy", "rounds", "bytes", "seconds"})
 """What the summary of a finished run has at least."""
 
 CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "server's width over the clients', γ",
