@@ -166,7 +166,7 @@ def test_cells_are_trained_once_and_collected_over_seeds(tmp_path: Path) -> None
     assert cell["global"]["mean"] == pytest.approx(sum(values) / 2)
     assert cell["global"]["std"] == pytest.approx((values[1] - values[0]) / 2**0.5)
     written = sorted(path.suffix for path in (tmp_path / "out").iterdir())
-    assert written == [".json", ".md", ".png"]
+    assert written == [".json", ".md", ".png", ".png"], "accuracy along the figure's axis, and against bytes"
     assert "--scale 0.002" in found["command"]
     assert "x0.002-changed-" in found["title"]
 

@@ -132,8 +132,8 @@ def paper_command(
     finally:
         collected = _collected(shelf, out)
         written = collected.write()
-        if what in CURVES and any(row["seeds"] for row in collected.rows):
-            written.append(collected.draw(CURVES[what]))
+        if any(row["seeds"] for row in collected.rows):
+            written += [collected.draw_traffic(), *([collected.draw(CURVES[what])] if what in CURVES else [])]
     if as_json:
         typer.echo(json.dumps(collected.found, indent=1))
         return

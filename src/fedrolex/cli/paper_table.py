@@ -147,6 +147,28 @@ class PaperTable:
                 side.legend(frameon=False, fontsize=8)
         return path
 
+    def draw_traffic(self) -> Path:
+        """Accuracy against what clients and server have sent, which the paper lacks; means over seeds; the file."""
+        done = [row for row in self.rows if row["seeds"]]
+        setups = list(dict.fromkeys(row["setup"] for row in done))
+        path = self.path.with_name(f"{self.path.stem}-traffic.png")
+        with page(path, len(setups), (4.8 * len(setups), 4.2), squeeze=False) as sides:
+            for side, setup in zip(sides[0], setups, strict=True):
+                rows = [row for row in done if row["setup"] == setup]
+                for number, row in enumerate(rows):
+                    curves = [{int(at): value for at, value in run["curve"].items()} for run in row["runs"]]
+                    rounds = sorted(set.intersection(*map(set, curves)))
+                    sent = [row["gib"] * at / row["rounds"] for at in rounds]
+                    means = [mean(curve[at] for curve in curves) for at in rounds]
+                    dashed = "-" if number < len(COLOURS) else "--"
+                    side.plot(sent, means, dashed, color=COLOURS[number % len(COLOURS)], label=row["row"])
+                side.set(xlabel="sent in both directions, GiB", ylabel="global accuracy, %")
+                if len(rows) > 1:
+                    side.set_xscale("log")
+                side.set_title(f"{setup}, {self.title}", loc="left", fontsize=10)
+                side.legend(frameon=False, fontsize=8)
+        return path
+
     def _parts(self) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
         """Every data set with the lines of its table."""
         for setup in dict.fromkeys(row["setup"] for row in self.rows):
