@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 FIVE = 'fleet.capacities=["1", "1/2", "1/4", "1/8"]'
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def cluster() -> Any:
     return two_nodes()
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,11 +35,27 @@ def connected() -> Any:
     if not ray.is_initialized():
         own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+            with own_signals():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:
             what = "a local Ray cluster" if address == "local" else f"the Ray cluster at {address} ({ADDRESS})"
             raise FedrolexError(f"{what} cannot be reached: {type(error).__name__}: {one_line(error)}") from error
     return ray
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """After it, this process does at SIGTERM what it did before it.
+
+    Ray puts handlers of its own there. They would end a run without a word, and a child that this process forks and
+    ends would take the cluster with it.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def session(ray: Any) -> str | None:
