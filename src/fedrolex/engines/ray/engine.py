@@ -20,7 +20,7 @@ from torch import Tensor
 from fedrolex.clients import MODEL, Failure, Job, Origin, Precision, RoundPlan, Tensors, Upload
 from fedrolex.core import FedrolexError
 from fedrolex.core.errors import one_of
-from fedrolex.engines.ray.cluster import check_installed
+from fedrolex.engines.ray.cluster import ADDRESS, check_installed, connected
 from fedrolex.engines.ray.pool import PATIENCE, Member, Outcome, Pool, pool_of
 from fedrolex.engines.ray.shards import Costs, dealt, in_order, worth_adding
 from fedrolex.engines.ray.wire import PartialSum, RunSent, Shard, pack, unpack
@@ -91,6 +91,8 @@ class RayEngine(Engine):
         self._drifted: list[Member] = []
         self._serial = 0
         check_installed()
+        if os.environ.get(ADDRESS):
+            connected()  # a cluster that is not there is told before anything is written
 
     @property
     def pool(self) -> Pool:
