@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +21,13 @@ from fedrolex.flower.transport import RAW
 Lie = Callable[[RecordDict], RecordDict]
 
 
-def said(part: str, **what: object) -> Lie:
+def said(part: str, **what: Any) -> Lie:
     """A lie in the words of a reply; a function is given what was there."""
 
     def lie(content: RecordDict) -> RecordDict:
         old = content.config_records[part]
-        new = {key: value(old[key]) if callable(value) else value for key, value in what.items()}
-        content[part] = ConfigRecord({**old, **new})  # type: ignore[arg-type]
+        new: dict[str, Any] = {key: value(old[key]) if callable(value) else value for key, value in what.items()}
+        content[part] = ConfigRecord({**old, **new})
         return content
 
     return lie
