@@ -236,8 +236,11 @@ def main() -> None:
     with Loopback(given.folder, nodes) as fleet:
         print(f"{len(nodes)} devices are starting; their logs are {fleet.folder}/*.log. Ctrl-C ends them. Train with:")
         quiet = " ".join(f"{key}={value}" for key, value in {**QUIET, "FLWR_HOME": fleet.folder / "flwr"}.items())
-        settings = f'set="fleet.clients={len(nodes)};fleet.cohort={len(nodes)}" out="{Path("runs").absolute()}/flower"'
-        print(f"  {quiet} flwr run examples/flower {NAME} --stream --run-config '{settings}'", flush=True)
+        changes = f"fleet.clients={len(nodes)};fleet.cohort={len(nodes)};rounds=5"
+        settings = f'set="{changes}" out="{Path("runs").absolute()}/flower"'
+        print(
+            f"  {quiet} {PROGRAMS / 'flwr'} run examples/flower {NAME} --stream --run-config '{settings}'", flush=True
+        )
         with suppress(KeyboardInterrupt):
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             while all(process.poll() is None for process in fleet.processes.values()):
