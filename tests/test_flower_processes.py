@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 from flower_grid import Done, simulated
 
 from fedrolex import FedrolexError, Run
-from fedrolex.flower.loopback import Loopback, key
+from fedrolex.flower.loopback import Loopback, family, key
 
 APP = Path(__file__).parents[1] / "examples" / "flower"
 SET = ["task.width=8", "task.limit=180", "fleet.clients=3", "fleet.cohort=3", "device=cpu", "callbacks=[drift]",
@@ -62,14 +62,13 @@ def waits_for(what: str, file: Path, seconds: float = 600) -> None:
 
 
 def working(fleet: Loopback, name: str, program: str, after: int = 0) -> int:
-    """The process in which Flower runs an app for a SuperLink or SuperNode: a grandchild, of the same group."""
+    """The process in which Flower runs an app for a SuperLink or SuperNode: a grandchild."""
     ends = time.monotonic() + 60
     while time.monotonic() < ends:
-        for folder in Path("/proc").iterdir():
-            with suppress(OSError, ValueError):
-                words, process = (folder / "cmdline").read_bytes().split(b"\0"), int(folder.name)
-                named = any(word.endswith(program.encode()) for word in words)
-                if named and process != after and os.getpgid(process) == fleet.processes[name].pid:
+        for process in family(fleet.processes[name].pid):
+            with suppress(OSError):
+                words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+                if process != after and any(word.endswith(program.encode()) for word in words):
                     return process
         time.sleep(0.02)
     raise AssertionError(f"no {program} for {name}")
