@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,8 @@ pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 
 from flower_grid import Done, simulated
 
-from fedrolex import Run
-from fedrolex.flower.loopback import Loopback, key
+from fedrolex import FedrolexError, Run
+from fedrolex.flower.loopback import Loopback, family, key
 
 APP = Path(__file__).parents[1] / "examples" / "flower"
 SET = ["task.width=8", "task.limit=180", "fleet.clients=3", "fleet.cohort=3", "device=cpu", "callbacks=[drift]",
@@ -50,12 +53,25 @@ def test_three_devices_over_tls_give_the_bits_of_a_simulation_and_strangers_are_
     assert "305" in fleet.log("stranger").read_text() or "public key" in fleet.log("stranger").read_text()
 
 
-def waits_for(what: str, file: Path, seconds: float = 240) -> None:
+def waits_for(what: str, file: Path, seconds: float = 600) -> None:
     """Until a file holds something."""
     ends = time.monotonic() + seconds
     while not (file.is_file() and what in file.read_text(errors="replace")):
         assert time.monotonic() < ends, f"no {what!r} in {file}"
         time.sleep(0.1)
+
+
+def working(fleet: Loopback, name: str, program: str, after: int = 0) -> int:
+    """The process in which Flower runs an app for a SuperLink or SuperNode: a grandchild."""
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        for process in family(fleet.processes[name].pid):
+            with suppress(OSError):
+                words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+                if process != after and any(word.endswith(program.encode()) for word in words):
+                    return process
+        time.sleep(0.02)
+    raise AssertionError(f"no {program} for {name}")
 
 
 @pytest.mark.slow
@@ -65,6 +81,7 @@ def test_a_device_that_is_killed_in_a_round_costs_the_round_its_part_only(tmp_pa
 
         def kill() -> None:
             waits_for('"round": 0', metrics)
+            working(fleet, "node1", "flwr-clientapp")
             fleet.kill("node1")
 
         killer = threading.Thread(target=kill)
@@ -75,8 +92,46 @@ def test_a_device_that_is_killed_in_a_round_costs_the_round_its_part_only(tmp_pa
     rows = Run.open(tmp_path / "run").rows()
     assert not rows[0]["dropped"]
     assert all(row["clients"] == 2 and not row["void"] for row in rows[1:])
+    assert list(rows[1]["dropped"]) == ["1"]
     wanted = simulated(tmp_path / "same", *SET, "rounds=3", "fleet.trace=[[0, 1, 2], [0, 2], [0, 2]]")
     assert same_bits(Done.of(tmp_path / "run"), wanted)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_goes_on_to_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
+    """First its app alone, then all of the SuperLink, as a power cut would; SCAFFOLD, whose devices keep something."""
+    metrics, settings = tmp_path / "run" / "metrics.jsonl", [*SET, "method=scaffold", "rounds=5", "checkpoint_every=2"]
+    nodes = [{**node, "folder": str(tmp_path / "kept")} for node in NODES]
+    config = {"set": ";".join(settings), "out": str(tmp_path / "run")}
+    with Loopback(tmp_path / "fleet", nodes, {"OMP_NUM_THREADS": "1"}) as fleet:
+
+        def begun(until: str) -> threading.Thread:
+            """A run in the background, which has come so far."""
+
+            def run() -> None:
+                with suppress(FedrolexError):  # its server dies
+                    fleet.run(APP, config)
+
+            running = threading.Thread(target=run)
+            running.start()
+            waits_for(until, metrics)
+            return running
+
+        running = begun('"round": 1')
+        killed = working(fleet, "superlink", "flwr-serverapp")
+        os.kill(killed, signal.SIGKILL)
+        running.join(300)
+        done = len(Run.open(tmp_path / "run").rows())
+        assert 2 <= done < 5
+        running = begun('"round": 3')
+        working(fleet, "superlink", "flwr-serverapp", after=killed)
+        fleet.kill("superlink")
+        running.join(300)
+        assert len(Run.open(tmp_path / "run").rows()) < 5
+        fleet.start_superlink()
+        fleet.run(APP, config)
+    assert [row["round"] for row in Run.open(tmp_path / "run").rows()] == [0, 1, 2, 3, 4]
+    assert same_bits(Done.of(tmp_path / "run"), simulated(tmp_path / "same", *settings))
 
 
 @pytest.mark.slow
