@@ -70,7 +70,7 @@ class SqliteUsers(TextUsers):
         try:
             with closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
                 yield connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite may quote a damaged file in its own message
             raise FedrolexError(f"{self.path} is not a file of users as TensorFlow Federated has it: {error}") from None
 
 
