@@ -60,4 +60,5 @@ def test_the_list_of_commands_says_what_their_own_help_says(name: str) -> None:
     place, said = COMMANDS[name]
     found = resolve(f"fedrolex.cli.{place}", here=False)
     own = found.info.help if isinstance(found, typer.Typer) else found.__doc__
+    assert own is not None
     assert own.partition("\n")[0] == said
