@@ -4,7 +4,7 @@
     python benchmarks/fuzz.py all --seconds 180
 
 Needs fedrolex[fuzz] (atheris, for Linux) and, for what devices send, fedrolex[flower]. A target is one of those in
-``tests/fuzz_targets.py`` and ``tests/fuzz_uploads.py``. Every target runs in a process of its own, which ends early with
+``tests/fuzz_targets.py`` and ``tests/fuzz_uploads.py``. Every target runs in a process of its own, which ends with
 a traceback and the bytes where another error comes out, where one input takes more than ten seconds, or the process
 more than two gigabytes. The last line is JSON: seconds and executions of every target.
 """
@@ -38,8 +38,9 @@ def fuzz(name: str, seconds: int, corpus: Path) -> None:
 
     sys.path.insert(0, str(TESTS))
     with atheris.instrument_imports(include=INSTRUMENTED):
-        import fedrolex.api  # noqa: F401
         from fuzz_targets import TARGETS
+
+        import fedrolex.api  # noqa: F401
 
         if name not in TARGETS:
             from fuzz_uploads import TARGETS
@@ -82,7 +83,8 @@ def main() -> None:
         parser.error("needs atheris: pip install fedrolex[fuzz]")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if given.corpus is not None:
-        return fuzz(given.target, given.seconds, given.corpus)
+        fuzz(given.target, given.seconds, given.corpus)
+        return
     chosen = targets() if given.target == "all" else [given.target]
     results = {name: run(name, given.seconds) for name in chosen}
     print(json.dumps({"benchmark": "fuzz", "targets": results}))

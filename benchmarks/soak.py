@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py [--rounds 1000] [--kinds plain kept compare]
 
-Every kind runs in a process of its own: ``plain`` in memory, ``kept`` in a folder, with checkpoints, evaluation in every
-tenth round and all callbacks, ``state`` with clients that keep something (SCAFFOLD), ``compare`` the four runs of
+Every kind runs in a process of its own: ``plain`` in memory, ``kept`` in a folder, with checkpoints, evaluation every
+ten rounds and all callbacks, ``state`` with clients that keep something (SCAFFOLD), ``compare`` the four runs of
 ``compare: true`` one after the other in one process, ``crew`` with a worker for every core. After a tenth of the rounds
 for warming up, a line is put through the memory of the others: its slope is the growth. Resident memory goes up and
 down by itself, so what Python holds is counted, too: objects that the garbage collector knows, and tensors.
@@ -152,7 +152,8 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.alone:
-        return soak(given.kinds[0], given.rounds)
+        soak(given.kinds[0], given.rounds)
+        return
     found: dict[str, float] = {"rounds": given.rounds}
     for kind in given.kinds:
         found |= figures(kind, given.rounds)

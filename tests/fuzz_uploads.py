@@ -136,7 +136,11 @@ def read_edits(data: bytes) -> None:
     assert content is not None
     for at in range(1, min(len(data) - 3, 40), 4):
         what, which, how, value = data[at : at + 4]
-        records = [content.config_records["answer"], content.array_records["tensors 0"], content.array_records["sent 0"]]
+        records = [
+            content.config_records["answer"],
+            content.array_records["tensors 0"],
+            content.array_records["sent 0"],
+        ]
         record: Any = records[what % 3]
         names = [*record, "other"]
         name = names[which % len(names)]

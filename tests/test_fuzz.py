@@ -13,6 +13,8 @@ from fuzz_targets import TARGETS, Target
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedrolex import FedrolexError
+
 if find_spec("flwr") is not None:
     from fuzz_uploads import TARGETS as UPLOADS
 else:
@@ -70,6 +72,19 @@ def test_what_is_changed_can_be_read_before(name: str) -> None:
         pytest.skip("needs fedrolex[flower]")
     for data in whole(name):
         ALL[name].read(data)
+
+
+@pytest.mark.parametrize(
+    ("after", "at", "new", "says"),
+    [(b"table", -9, bytes([255] * 9), "more memory than there is"), (b"CREATE", 6, b"\xff", "can't decode byte 0xff")],
+)
+def test_a_damaged_sqlite_file_is_one_line(after: bytes, at: int, new: bytes, says: str) -> None:
+    """Damaged sizes are a MemoryError of SQLite's, damaged names a UnicodeDecodeError."""
+    data = bytearray(whole("sqlite")[0])
+    place = data.index(after) + at
+    data[place : place + len(new)] = new
+    with pytest.raises(FedrolexError, match=says):
+        ALL["sqlite"].read(bytes(data))
 
 
 def test_another_error_would_be_seen() -> None:
