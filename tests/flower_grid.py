@@ -20,8 +20,10 @@ from fedrolex.flower import client_app, train_on
 from fedrolex.recipes import find_recipe
 from fedrolex.runs import checkpoint
 
-Change = Callable[["Nodes", int, Message, Message], Sequence[Message]]
-"""What becomes of a reply: of (nodes, node, message, reply), the messages that the server gets in its place."""
+Arrives = Message | Callable[[], Message]
+"""A message, or how Flower makes one of what came, where that fails."""
+Change = Callable[["Nodes", int, Message, Message], Sequence[Arrives]]
+"""What becomes of a reply: of (nodes, node, message, reply), what the server gets in its place."""
 
 
 def as_bytes(content: RecordDict) -> RecordDict:
@@ -59,7 +61,7 @@ class Nodes(Grid):
             node: Context(1, node, dict(config), RecordDict(), dict(run_config)) for node, config in configs.items()
         }
         self.log: list[Message] = []
-        self._replies: list[Message] = []
+        self._replies: list[tuple[str, Arrives]] = []  # with the message that the node truly answered
         self._count = 0
 
     def set_run(self, run: Any) -> None:
@@ -90,7 +92,8 @@ class Nodes(Grid):
             reply = self.reply(carried(message))
             reply = carried(reply) if reply.has_content() else reply
             self.contexts[node].state = as_bytes(self.contexts[node].state)
-            self._replies += self.change[node](self, node, message, reply) if node in self.change else [reply]
+            replies = self.change[node](self, node, message, reply) if node in self.change else [reply]
+            self._replies += [(ids[-1], each) for each in replies]
         return ids
 
     def reply(self, message: Message) -> Message:
@@ -101,12 +104,13 @@ class Nodes(Grid):
             return Message(Error(2, f"{type(error).__name__}: {error}"), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        found, self._replies = self._replies, []
-        return found
+        wanted = set(message_ids)
+        found = [reply for to, reply in self._replies if to in wanted]
+        self._replies = [(to, reply) for to, reply in self._replies if to not in wanted]
+        return [reply if isinstance(reply, Message) else reply() for reply in found]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        self.push_messages(messages)
-        return self.pull_messages([])
+        return self.pull_messages(self.push_messages(messages))
 
 
 SMALL = ["rounds=3", "task.width=8", "task.limit=180", "fleet.clients=3", "fleet.cohort=3", "callbacks=[drift]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import torch
 
 pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 
-from flower_grid import Nodes, config, fleet, flower_run, simulated
-from flwr.app import Context, RecordDict
+from flower_grid import SMALL, Nodes, config, fleet, flower_run, simulated
+from flower_methods import Creep
+from flwr.app import Context, Message, RecordDict
 
 from fedrolex import Examples, FedrolexError, Run, prepare
-from fedrolex.flower import Settings, SubModelStrategy, own_data, train_on
+from fedrolex.flower import Settings, SubModelStrategy, capacity, own_data, train_on
 from fedrolex.flower.messages import Asked, bytes_of
+from fedrolex.flower.transport import packed, unpacked_freely
+from fedrolex.privacy.accountant import epsilon
+from fedrolex.recipes import find_recipe
 
 METHODS: dict[str, list[str]] = {
     "fedrolex": [],
@@ -129,6 +134,17 @@ def test_a_measured_capacity_is_the_largest_that_fits(tmp_path: Path) -> None:
     assert cohort[2] < 1
 
 
+def test_a_device_that_is_slow_takes_less_than_it_could_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = prepare(find_recipe("digits").with_settings(SMALL))
+    assert 0 < capacity.step_seconds(training, Fraction(1, 4)) < 60  # by the clock
+    monkeypatch.setattr(capacity, "step_seconds", lambda training, level: 8.0 * level)
+    for seconds, wanted in ((9, "1"), (7.9, "1/2"), (2, "1/4")):
+        assert capacity.measured(training, {"memory": 4096, "seconds": seconds}) == Fraction(wanted)
+    assert capacity.measured(training, {"memory": 0.2, "seconds": 9}) < 1
+    with pytest.raises(FedrolexError, match=r"a step of 1/4, .* longer than 1 s"):
+        capacity.measured(training, {"memory": 4096, "seconds": 1})
+
+
 @pytest.mark.parametrize("method", ["fedgkt", "fedselect"])
 def test_methods_whose_server_reads_devices_are_refused(method: str) -> None:
     with pytest.raises(FedrolexError, match=f"{method} cannot run on real devices"):
@@ -149,6 +165,83 @@ def test_methods_whose_server_reads_devices_are_refused(method: str) -> None:
 def test_a_wrong_run_config_is_one_line(config: dict[str, Any], said: str) -> None:
     with pytest.raises(FedrolexError, match=said):
         Settings.read(config).described()
+
+
+def test_what_rounding_leaves_of_a_change_gets_through_in_later_rounds(tmp_path: Path) -> None:
+    """Changes of a quarter of an int8 step, which would be rounded to nothing in every round."""
+    step, rounds = 1 / 127, 12
+    own = ["method=flower_methods:Creeping", f"rounds={rounds}", "evaluate_every=1000"]
+    run = flower_run(tmp_path / "run", *own, nodes=fleet(tmp_path / "run", *own, transport="int8"))
+    wanted = simulated(tmp_path / "same", *own)
+    assert rounds * Creep.little > 3 * step  # what would be lost
+    for name, tensor in wanted.tensors.items():
+        assert float((run.tensors[name] - tensor).abs().max()) < step, name
+
+
+def test_private_averages_on_devices_are_the_simulations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Samples, noise and the clip that follows the norms, to the bits; here with a system that draws what is known."""
+    pytest.importorskip("dp_accounting", reason="needs fedrolex[flower]")
+    monkeypatch.setattr("fedrolex.methods.private.secrets.randbits", lambda bits: 2**bits // 3)
+    own = ["method=private", "method.noise=0.5", "method.count_noise=1", "method.clip=0.5", "fleet.clients=6",
+           "fleet.cohort=3", "task.limit=360", "rounds=4"]  # fmt: skip
+    who = {100 + client: ("1", "1/2", "1/4")[client % 3] for client in range(6)}
+    run = flower_run(tmp_path / "run", *own, nodes=fleet(tmp_path / "run", *own, who=who))
+    said = capsys.readouterr().out
+    wanted = simulated(tmp_path / "same", *own, "method.secret=true")
+    assert run.tensors.keys() == wanted.tensors.keys()
+    assert "clip:norm" in wanted.tensors
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+    assert [row["clients"] for row in run.rows] == [row["clients"] for row in wanted.rows]
+    assert len({row["clients"] for row in run.rows}) > 1  # a Poisson sample's
+    spent = epsilon(0.5, 0.5, 4, 6**-1.1)
+    assert f"ε = {spent:.3g} at δ = 0.14, for a client added or removed with all its data" in said
+    assert "sampling rate 0.5, 4 rounds)" in said  # and no word of a simulation
+    monkeypatch.undo()
+    other = flower_run(tmp_path / "other", *own, nodes=fleet(tmp_path / "other", *own, who=who))
+    assert not torch.equal(run.tensors["clip:norm"], other.tensors["clip:norm"])  # the system's own draws are others
+
+
+def test_a_private_round_does_not_leave_out_a_client_because_of_others(tmp_path: Path) -> None:
+    """Its change is shortened instead: whether a client counts must not follow from the others' norms."""
+
+    def far(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
+        if message.metadata.message_type == "train":
+            trained = unpacked_freely(reply.content.array_records["tensors 0"])
+            reply.content["tensors 0"] = packed({name: tensor * 1e4 for name, tensor in trained.items()})
+        return [reply]
+
+    own = ["method=private", "method.noise=0", "method.quantile=null", "method.clip=0.5"]
+    run = flower_run(tmp_path / "run", *own, nodes=fleet(tmp_path / "run", *own, change={101: far}))
+    assert [row["dropped"] for row in run.rows] == [{}, {}, {}]
+    start = prepare(find_recipe("digits").with_settings([*SMALL, *own])).tensors()
+    assert max(float((run.tensors[name] - tensor).abs().max()) for name, tensor in start.items()) < 3 * 0.5
+
+
+def test_a_strategy_gives_the_bits_of_private_averages_and_leaves_out_what_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedrolex.methods.private.secrets.randbits", lambda bits: 2**bits // 3)
+
+    def twice(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
+        return [reply, Message(RecordDict(), reply_to=message)] if message.metadata.message_type == "train" else [reply]
+
+    def wrong(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
+        return [Message(RecordDict(), reply_to=message)] if message.metadata.message_type == "train" else [reply]
+
+    own = ["method=private", "method.noise=0.5", "method.quantile=null"]
+    settings = Settings.read(config(tmp_path / "run", *own))
+    recipe = settings.described()
+    training = prepare(recipe)
+    strategy = SubModelStrategy(training, recipe, settings)
+    nodes = fleet(tmp_path / "run", *own, change={100: twice, 101: wrong})
+    result = strategy.start(nodes, strategy.arrays(), num_rounds=3, timeout=5)
+    wanted = simulated(tmp_path / "same", *own, "method.secret=true", "fleet.trace=[[0, 2]]")
+    assert all(torch.equal(training.tensors()[key], tensor) for key, tensor in wanted.tensors.items())
+    assert [result.train_metrics_clientapp[n]["dropped"] for n in (1, 2, 3)] == [1, 1, 1]
+    assert ["device 0" in str(row["strays"]) for row in strategy.rows] == [True] * 3
+    assert "for a client added or removed" in training.method.facts(training.server)["privacy"]
 
 
 @pytest.mark.parametrize(("transport", "least"), [("bf16", 1.9), ("int8", 2.4)])

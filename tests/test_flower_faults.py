@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from torch import Tensor
 
 pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 
-from flower_grid import Nodes, fleet, flower_run, simulated
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flower_grid import Arrives, Change, Nodes, fleet, flower_run, simulated
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedrolex.flower.messages import Answer
 from fedrolex.flower.transport import RAW, packed, unpacked_freely
@@ -74,6 +76,11 @@ def heavy(content: RecordDict) -> RecordDict:
     return content
 
 
+def crowded(content: RecordDict) -> RecordDict:
+    content["sent 0"] = ArrayRecord({f"extra {n}": Array("uint8", (0,), RAW, b"") for n in range(20_000)})
+    return content
+
+
 LIES: dict[str, tuple[Lie, str]] = {
     "wrong shape": (changed(lambda t: first(t, lambda x: x[:1])), "has shape"),
     "another capacity's shape": (changed(lambda t: first(t, lambda x: torch.cat([x, x]))), "has shape"),
@@ -81,36 +88,208 @@ LIES: dict[str, tuple[Lie, str]] = {
     "infinite": (changed(lambda t: first(t, lambda x: x * float("inf"))), "not finite"),
     "huge norm": (changed(lambda t: {name: x * 1e4 for name, x in t.items()}), "a change of norm"),
     "integers": (changed(lambda t: first(t, lambda x: x.int())), "holds 'int32'"),
+    "doubles": (changed(lambda t: first(t, lambda x: x.double())), "holds 'float64'"),
     "a tensor missing": (without, "is missing"),
     "a tensor too many": (changed(lambda t: {**t, "extra": torch.zeros(1)}), "'extra' is unknown"),
     "not raw": (forged, "takes"),
     "huge payload": (heavy, "are the most that is looked at"),
+    "huge payload of words": (said(failed=["x" * 2**23]), "are the most that is looked at"),
+    "huge payload of numbers": (said(**{"labels 0": [0] * 2**20}), "are the most that is looked at"),
+    "huge payload of nothing": (crowded, "are the most that is looked at"),
     "another client's answer": (said(client=0), "sent the answer of client 0"),
     "an old round": (said(round=-1), "answered round -1"),
+    "a round in words": (said(round="0"), "says round in a wrong way"),
     "other jobs": (said(jobs=["more"]), "answered other jobs"),
+    "jobs that are no list": (said(jobs=1), "says jobs in a wrong way"),
+    "more answers than jobs": (said(examples=[10, 10]), "says examples in a wrong way"),
     "no examples": (said(examples=[0]), "0 examples"),
+    "too many examples": (said(examples=[2**62]), "examples: 1 to 1,000,000,000"),
     "too many steps": (said(steps=[10**6]), "1000000 steps"),
     "words for numbers": (said(examples=["many"]), "says examples in a wrong way"),
+    "truth for numbers": (said(steps=[True]), "says steps in a wrong way"),
+    "no loss": (said(loss=[float("nan")]), "says its loss is nan"),
+    "a loss without end": (said(loss=[float("inf")]), "says its loss is inf"),
+    "a loss beyond sums": (said(loss=[1e308]), "says its loss is 1e+308"),
+    "a loss in words": (said(loss=["low"]), "says loss in a wrong way"),
+    "keeps what nobody keeps": (said(keeps=[True]), "clients of this method keep nothing"),
+    "words for a terminal": (said(failed=["\x1b[2J\nround 9: all is well"]), " [2J round 9: all is well"),
+    "another format": (said(format=2), "is no 'answer' of format 1"),
+    "metrics": (lambda content: RecordDict({"answer": MetricRecord({"round": 0})}), "is no 'answer'"),
     "nothing": (lambda content: RecordDict(), "is no 'answer'"),
     "no tensors": (lambda content: RecordDict({"answer": content["answer"]}), "has no 'tensors 0'"),
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_bad_reply_costs_its_client_the_round(name: str, tmp_path: Path) -> None:
-    lie, why = LIES[name]
+def liar(lies: Sequence[Lie]) -> Change:
+    """A device that tells one lie a round."""
 
-    def lies(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
+    def change(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
         if message.metadata.message_type != "train":
             return [reply]
-        return [Message(lie(deepcopy(reply.content)), reply_to=message)]
+        return [Message(lies[int(message.metadata.group_id)](deepcopy(reply.content)), reply_to=message)]
 
-    run = flower_run(tmp_path / "run", nodes=fleet(tmp_path / "run", change={101: lies}))
-    wanted = simulated(tmp_path / "same", "fleet.trace=[[0, 2]]")
-    for row in run.rows:
-        assert list(row["dropped"]) == ["1"]
-        assert why in row["dropped"]["1"]
+    return change
+
+
+def test_a_bad_reply_costs_its_client_the_round(tmp_path: Path) -> None:
+    """Every lie in a round of its own, all of one device: the weights are those of the others."""
+    rounds = [f"rounds={len(LIES)}", "evaluate_every=1000"]
+    nodes = fleet(tmp_path / "run", *rounds, change={101: liar([lie for lie, _ in LIES.values()])})
+    run = flower_run(tmp_path / "run", nodes=nodes)
+    for (name, (_, why)), row in zip(LIES.items(), run.rows, strict=True):
+        assert list(row["dropped"]) == ["1"], name
+        assert why in row["dropped"]["1"], name
+        assert row["dropped"]["1"].isprintable(), name
         assert not row["void"]
+    wanted = simulated(tmp_path / "same", *rounds, "fleet.trace=[[0, 2]]")
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def beside(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Lie:
+    """A lie in what the method sends beside the trained tensors."""
+
+    def lie(content: RecordDict) -> RecordDict:
+        content["sent 0"] = packed(change(unpacked_freely(content.array_records["sent 0"])))
+        return content
+
+    return lie
+
+
+BESIDE = [
+    (beside(lambda t: {}), "is missing"),
+    (beside(lambda t: {**t, "more": torch.zeros(1)}), "is not asked"),
+    (beside(lambda t: first(t, lambda x: x[:1])), "is asked"),
+    (beside(lambda t: first(t, poisoned)), "not finite"),
+    (beside(lambda t: first(t, lambda x: x.int())), "is asked"),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        (["method=scaffold"], []),
+        (["method=fjord", "task.norm=batch"], []),
+        (["method=dsfl", "method.epochs=1"], [(beside(lambda t: first(t, lambda x: x + 1)), "that are none")]),
+    ],
+)  # fmt: skip
+def test_a_lie_beside_the_tensors_costs_the_client_the_round(
+    settings: list[str], more: list[tuple[Lie, str]], tmp_path: Path
+) -> None:
+    lies = [*BESIDE, *more]
+    rounds = [*settings, f"rounds={len(lies)}", "evaluate_every=1000"]
+    nodes = fleet(tmp_path / "run", *rounds, change={100: liar([lie for lie, _ in lies])})
+    run = flower_run(tmp_path / "run", nodes=nodes)
+    for (_, why), row in zip(lies, run.rows, strict=True):
+        assert list(row["dropped"]) == ["0"]
+        assert why in row["dropped"]["0"]
+    wanted = simulated(tmp_path / "same", *rounds, "fleet.trace=[[1, 2]]")
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def test_what_a_method_of_ones_own_cannot_take_costs_the_client_the_round(tmp_path: Path) -> None:
+    """Its ``take`` trusts what clients send, and fails in its own way; the run does not."""
+    own = ["method=flower_methods:Trusting", "rounds=2"]
+    nodes = fleet(tmp_path / "run", *own, change={101: liar([beside(lambda t: {})] * 2)})
+    run = flower_run(tmp_path / "run", nodes=nodes)
+    assert [list(row["dropped"]) for row in run.rows] == [["1"], ["1"]]
+    assert "cannot take: 'length'" in run.rows[0]["dropped"]["1"]
+    wanted = simulated(tmp_path / "same", *own, "fleet.trace=[[0, 2]]")
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def unreadable(reply: Message, change: Callable[[dict[str, bytes]], None]) -> Callable[[], Message]:
+    """Flower's objects of a reply, spoiled, as they are put together at the server."""
+    objects = {key: each.deflate() for key, each in get_all_nested_objects(reply).items()}
+    change(objects)
+
+    def arrives() -> Message:
+        found = inflate_object_from_contents(reply.object_id, dict(objects))
+        assert isinstance(found, Message)
+        return found
+
+    return arrives
+
+
+def test_bytes_that_are_no_message_cost_their_node_the_round(tmp_path: Path) -> None:
+    def no_protobuf(objects: dict[str, bytes]) -> None:
+        for key, content in objects.items():
+            objects[key] = content[:-7] + b"\xff" * 7
+
+    def missing(objects: dict[str, bytes]) -> None:
+        objects.pop(sorted(objects)[0])
+
+    def other_kind(objects: dict[str, bytes]) -> None:
+        for key, content in objects.items():
+            objects[key] = content.replace(b"RecordDict", b"PickleDict")
+
+    lies = [no_protobuf, missing, other_kind]
+
+    def spoils(nodes: Nodes, node: int, message: Message, reply: Message) -> Sequence[Any]:
+        if message.metadata.message_type != "train":
+            return [reply]
+        return [unreadable(reply, lies[int(message.metadata.group_id)])]
+
+    run = flower_run(tmp_path / "run", nodes=fleet(tmp_path / "run", change={101: spoils}))
+    assert ["cannot be read" in row["dropped"]["1"] for row in run.rows] == [True] * 3
+    wanted = simulated(tmp_path / "same", "fleet.trace=[[0, 2]]")
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def test_a_reply_in_another_nodes_name_costs_its_own_node_the_round(tmp_path: Path) -> None:
+    """Names in a message's bytes are the sender's to write: it answers as device 0, to what device 0 was asked."""
+
+    def poses(nodes: Nodes, node: int, message: Message, reply: Message) -> Sequence[Message]:
+        if message.metadata.message_type != "train":
+            return [reply]
+        asked = next(m for m in reversed(nodes.log) if m.metadata.dst_node_id == 100)
+        return [Message(deepcopy(reply.content), reply_to=asked)]
+
+    run = flower_run(tmp_path / "run", nodes=fleet(tmp_path / "run", change={101: poses}), timeout=30.0)
+    for row in run.rows:
+        assert row["dropped"] == {"1": "failed: sent a reply to something else"}
+        assert len(row["strays"]) == 1
+    wanted = simulated(tmp_path / "same", "fleet.trace=[[0, 2]]")
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "a number in words": {"client": "1"},
+    "a truth": {"client": True},
+    "a number without end": {"client": 2**62},
+    "below 0": {"client": -1},
+    "a capacity over 0": {"capacity": "1/0"},
+    "a capacity without end": {"capacity": "1e999999999"},
+    "a long capacity": {"capacity": "9" * 10_000},
+    "a real capacity": {"capacity": 0.5},
+    "no capacity": {"capacity": "nan"},
+    "another recipe": {"recipe": "\x1b[2J"},
+}
+
+
+def test_nodes_that_lie_about_themselves_are_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lies(what: dict[str, Any] | None) -> Change:
+        def lie(nodes: Nodes, node: int, message: Message, reply: Message) -> Sequence[Arrives]:
+            if what is None:
+                return [unreadable(reply, lambda objects: objects.clear())]
+            content = RecordDict({"profile": ConfigRecord({**reply.content.config_records["profile"], **what})})
+            return [Message(content, reply_to=message)]
+
+        return lie
+
+    def silent(nodes: Nodes, node: int, message: Message, reply: Message) -> Sequence[Arrives]:
+        return []
+
+    hostile = dict(enumerate([*PROFILES.values(), None], start=110))
+    more = {node: {"client": 1, "capacity": "1/2"} for node in [*hostile, 130]}
+    change = {**{node: lies(what) for node, what in hostile.items()}, 130: silent}
+    nodes = fleet(tmp_path / "run", who={100: "1", 102: "1/4"}, more=more, change=change, timeout=0.5)
+    run = flower_run(tmp_path / "run", nodes=nodes, timeout=0.5, patience=0.1)
+    told = capsys.readouterr().err
+    assert all(f"node {node} is not taken" in told for node in more)
+    assert max(len(line) for line in told.splitlines()) < 400
+    asked = [message.metadata.dst_node_id for message in nodes.log if message.metadata.message_type == "query.profile"]
+    assert sorted(asked) == sorted(nodes.contexts)  # each once: nobody makes the others wait in every round
+    wanted = simulated(tmp_path / "same", "fleet.trace=[[0, 2]]")
     assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
 
 
@@ -168,12 +347,17 @@ def test_silent_and_failing_devices_are_left_out(tmp_path: Path) -> None:
         return [] if message.metadata.group_id == "1" else [reply]
 
     def failing(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
-        return [Message(Error(3, "out of battery"), reply_to=message)] if message.metadata.group_id == "2" else [reply]
+        return (
+            [Message(Error(3, "out of\nbattery" + "!" * 10_000), reply_to=message)]
+            if message.metadata.group_id == "2"
+            else [reply]
+        )
 
     nodes = fleet(tmp_path / "run", change={101: silent, 102: failing}, timeout=1.0)
     run = flower_run(tmp_path / "run", nodes=nodes, timeout=1.0)
     assert run.rows[1]["dropped"] == {"1": "did not answer within 1 s"}
-    assert run.rows[2]["dropped"] == {"2": "failed: out of battery"}
+    assert run.rows[2]["dropped"]["2"].startswith("failed: out of battery!")
+    assert len(run.rows[2]["dropped"]["2"]) < 400
     wanted = simulated(tmp_path / "same", "fleet.trace=[[0, 1, 2], [0, 2], [0, 1]]")
     assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
 
@@ -182,9 +366,14 @@ def test_a_round_below_the_quorum_is_void_and_the_window_moves_on(tmp_path: Path
     def silent(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
         return [] if message.metadata.group_id == "1" else [reply]
 
-    nodes = fleet(tmp_path / "run", "quorum=2", change={101: silent, 102: silent}, timeout=0.5)
+    def twice(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
+        return [reply, reply] if message.metadata.group_id == "1" else [reply]
+
+    change = {100: twice, 101: silent, 102: silent}
+    nodes = fleet(tmp_path / "run", "quorum=2", change=change, timeout=0.5)
     run = flower_run(tmp_path / "run", "quorum=2", nodes=nodes, timeout=0.5)
     assert [row["void"] for row in run.rows] == [False, True, False]
+    assert [len(row["strays"]) for row in run.rows] == [0, 1, 0]  # counted where nothing else counts, too
     wanted = simulated(tmp_path / "same", "quorum=2", "fleet.trace=[[0, 1, 2], [0], [0, 1, 2]]")
     assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
 
@@ -212,6 +401,24 @@ def test_a_device_that_goes_and_comes_back_takes_part_again(tmp_path: Path) -> N
     run = flower_run(tmp_path / "run", nodes=nodes)
     wanted = simulated(tmp_path / "same", "fleet.trace=[[0, 1, 2], [0, 2], [0, 1, 2]]")
     assert [row["clients"] for row in run.rows] == [3, 2, 3]
+    assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def test_a_device_that_comes_back_as_another_node_is_taken_once_the_old_one_has_gone(tmp_path: Path) -> None:
+    def restarted(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
+        if message.metadata.group_id == "0":  # Flower still takes the old one for there
+            nodes.contexts[201] = Context(
+                1, 201, {"client": 1, "capacity": "1/2"}, RecordDict(), nodes.contexts[102].run_config
+            )
+        elif message.metadata.group_id == "1":
+            del nodes.contexts[101]
+        return [reply]
+
+    nodes = fleet(tmp_path / "run", change={102: restarted})
+    run = flower_run(tmp_path / "run", nodes=nodes)
+    wanted = simulated(tmp_path / "same")
+    assert [row["clients"] for row in run.rows] == [3, 3, 3]
+    assert 201 in [m.metadata.dst_node_id for m in nodes.log if m.metadata.group_id == "2"]
     assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 
 from flower_grid import Done, simulated
 
-from fedrolex import Run
+from fedrolex import FedrolexError, Run
 from fedrolex.flower.loopback import Loopback, key
 
 APP = Path(__file__).parents[1] / "examples" / "flower"
@@ -58,6 +61,20 @@ def waits_for(what: str, file: Path, seconds: float = 240) -> None:
         time.sleep(0.1)
 
 
+def working(fleet: Loopback, name: str, program: str, after: int = 0) -> int:
+    """The process in which Flower runs an app for a SuperLink or SuperNode: a grandchild, of the same group."""
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        for folder in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):
+                words, process = (folder / "cmdline").read_bytes().split(b"\0"), int(folder.name)
+                named = any(word.endswith(program.encode()) for word in words)
+                if named and process != after and os.getpgid(process) == fleet.processes[name].pid:
+                    return process
+        time.sleep(0.02)
+    raise AssertionError(f"no {program} for {name}")
+
+
 @pytest.mark.slow
 def test_a_device_that_is_killed_in_a_round_costs_the_round_its_part_only(tmp_path: Path) -> None:
     with Loopback(tmp_path / "fleet", NODES, {"OMP_NUM_THREADS": "1"}) as fleet:
@@ -65,6 +82,7 @@ def test_a_device_that_is_killed_in_a_round_costs_the_round_its_part_only(tmp_pa
 
         def kill() -> None:
             waits_for('"round": 0', metrics)
+            working(fleet, "node1", "flwr-clientapp")
             fleet.kill("node1")
 
         killer = threading.Thread(target=kill)
@@ -75,8 +93,46 @@ def test_a_device_that_is_killed_in_a_round_costs_the_round_its_part_only(tmp_pa
     rows = Run.open(tmp_path / "run").rows()
     assert not rows[0]["dropped"]
     assert all(row["clients"] == 2 and not row["void"] for row in rows[1:])
+    assert list(rows[1]["dropped"]) == ["1"]
     wanted = simulated(tmp_path / "same", *SET, "rounds=3", "fleet.trace=[[0, 1, 2], [0, 2], [0, 2]]")
     assert same_bits(Done.of(tmp_path / "run"), wanted)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_goes_on_to_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
+    """First its app alone, then all of the SuperLink, as a power cut would; SCAFFOLD, whose devices keep something."""
+    metrics, settings = tmp_path / "run" / "metrics.jsonl", [*SET, "method=scaffold", "rounds=5", "checkpoint_every=2"]
+    nodes = [{**node, "folder": str(tmp_path / "kept")} for node in NODES]
+    config = {"set": ";".join(settings), "out": str(tmp_path / "run")}
+    with Loopback(tmp_path / "fleet", nodes, {"OMP_NUM_THREADS": "1"}) as fleet:
+
+        def begun(until: str) -> threading.Thread:
+            """A run in the background, which has come so far."""
+
+            def run() -> None:
+                with suppress(FedrolexError):  # its server dies
+                    fleet.run(APP, config)
+
+            running = threading.Thread(target=run)
+            running.start()
+            waits_for(until, metrics)
+            return running
+
+        running = begun('"round": 1')
+        killed = working(fleet, "superlink", "flwr-serverapp")
+        os.kill(killed, signal.SIGKILL)
+        running.join(120)
+        done = len(Run.open(tmp_path / "run").rows())
+        assert 2 <= done < 5
+        running = begun('"round": 3')
+        working(fleet, "superlink", "flwr-serverapp", after=killed)
+        fleet.kill("superlink")
+        running.join(120)
+        assert len(Run.open(tmp_path / "run").rows()) < 5
+        fleet.start_superlink()
+        fleet.run(APP, config)
+    assert [row["round"] for row in Run.open(tmp_path / "run").rows()] == [0, 1, 2, 3, 4]
+    assert same_bits(Done.of(tmp_path / "run"), simulated(tmp_path / "same", *settings))
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ from scipy import stats
 pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 
 from fedrolex import FedrolexError
-from fedrolex.privacy.masks import Keys, opened, public, sealed, secret, stream
+from fedrolex.privacy.masks import Keys, opened, public, sealed, secret, stream, usable
 from fedrolex.privacy.quantised import Quantised, Words
+from fedrolex.privacy.recovery import AccusedError
 from fedrolex.privacy.secure_sum import KEY, Party, SumPlan, summed
 
 COHORT = (3, 5, 8, 13, 21)
@@ -48,11 +49,15 @@ def protocol(
     keys = {me: parties[me].advertise() for me in left(0)}
     shared = {me: parties[me].share(keys) for me in left(1)}
     there = list(shared)
-    masked = {
-        me: parties[me].masked({other: shared[other][me] for other in there if other != me}, sent[me]) for me in left(2)
-    }
+    masked = {}
+    for me in left(2):
+        parties[me].receive({other: shared[other][me] for other in there if other != me})
+        masked[me] = parties[me].masked(sent[me])
     helped = {me: parties[me].unmask(list(masked)) for me in left(3)}
-    return summed(which, keys, there, masked, helped), masked
+    commitments = {me: parties[me].commitments() for me in there}
+    found, liars = summed(which, keys, there, masked, helped, commitments)
+    assert not liars
+    return found, masked
 
 
 PATTERNS = [
@@ -112,7 +117,8 @@ def test_a_device_whose_partners_are_all_known_is_still_masked() -> None:
     keys = {me: party.advertise() for me, party in parties.items()}
     shared = {me: party.share(keys) for me, party in parties.items()}
     for me, party in parties.items():
-        party.masked({other: shared[other][me] for other in COHORT if other != me}, sent[me])
+        party.receive({other: shared[other][me] for other in COHORT if other != me})
+        party.masked(sent[me])
     helped = {me: parties[me].unmask(COHORT[1:]) for me in COHORT[1:]}
     of_victim = {place for shares in helped.values() for device, place in shares if device == COHORT[0]}
     assert of_victim == {KEY}
@@ -132,12 +138,10 @@ def test_devices_that_were_told_different_plans_do_not_help_each_other() -> None
     parties = {me: Party(me, other if me == 3 else honest) for me in COHORT}
     keys = {me: party.advertise() for me, party in parties.items()}
     shared = {me: party.share(keys) for me, party in parties.items()}
-    sent = values(honest)
     for me, party in parties.items():
-        party.masked({o: shared[o][me] for o in COHORT if o != me}, sent[me])
-    for me in COHORT:
-        with pytest.raises(FedrolexError, match="told of another round, cohort or plan"):
-            parties[me].unmask(COHORT)
+        with pytest.raises(AccusedError, match="another round, cohort or plan") as refused:
+            party.receive({o: shared[o][me] for o in COHORT if o != me})
+        assert refused.value.devices == ([o for o in COHORT if o != 3] if me == 3 else [3])
 
 
 def test_a_device_alone_in_its_part_refuses() -> None:
@@ -160,14 +164,14 @@ def test_a_server_that_invents_devices_or_swaps_keys_is_refused() -> None:
             parties[3].share(wrong)
     shared = {me: party.share(keys) for me, party in parties.items()}
     own = {other: shared[other][3] for other in COHORT if other != 3}
-    parties[3].masked(own, values(which)[3])
+    parties[3].receive(own)
+    parties[3].masked(values(which)[3])
     with pytest.raises(FedrolexError, match="not there before"):
         parties[3].unmask([*COHORT, 99])
     with pytest.raises(FedrolexError, match="1 devices are left"):
         parties[3].unmask([3])
-    parties[5].masked({o: (own[8] if o == 8 else shared[o][5]) for o in COHORT if o != 5}, values(which)[5])
-    with pytest.raises(FedrolexError, match="nothing is unmasked"):
-        parties[5].unmask(COHORT)  # it was given what was meant for device 3
+    with pytest.raises(FedrolexError, match="device 8 sent shares of another"):  # what was meant for device 3
+        parties[5].receive({o: (own[8] if o == 8 else shared[o][5]) for o in COHORT if o != 5})
 
 
 @given(st.lists(st.lists(st.floats(-2, 2, width=32), min_size=3, max_size=3), min_size=1, max_size=9))
@@ -202,3 +206,70 @@ def test_sealed_texts_and_streams_are_for_one_purpose() -> None:
         opened(key, text, b"round 2")
     assert (stream(key, b"area 0", 5) == stream(key, b"area 0", 5)).all()
     assert not (stream(key, b"area 0", 5) == stream(key, b"area 1", 5)).any()
+
+
+def shared_all(which: SumPlan) -> tuple[dict[int, Party], dict[int, Keys], dict[int, dict[int, bytes]]]:
+    """Every device after the first two steps: parties, keys, sealed shares."""
+    parties = {me: Party(me, which) for me in which.cohort}
+    keys = {me: party.advertise() for me, party in parties.items()}
+    return parties, keys, {me: party.share(keys) for me, party in parties.items()}
+
+
+LIES_OF_HELPERS = {
+    "garbage": lambda share: secret() + secret()[: len(share) - 32],
+    "first words": lambda share: share[:4] + bytes([share[4] ^ 1]) + share[5:],
+    "another's place": lambda share: (2).to_bytes(4, "little") + share[4:],
+    "place 0": lambda share: bytes(4) + share[4:],
+    "zeros": lambda share: bytes(len(share)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES_OF_HELPERS)
+@pytest.mark.parametrize("liars", [[3], [21], [3, 13]])
+def test_helpers_that_give_wrong_shares_are_named_and_the_sum_is_exact(lie: str, liars: list[int]) -> None:
+    which = plan(0.5)  # three of five shares are enough
+    sent = values(which)
+    parties, keys, shared = shared_all(which)
+    for me, party in parties.items():
+        party.receive({other: shared[other][me] for other in COHORT if other != me})
+    masked = {me: parties[me].masked(sent[me]) for me in COHORT if me != 8}  # so that a key is recovered, too
+    helped = {me: parties[me].unmask(sorted(masked)) for me in masked}
+    for me in liars[: len(helped) - which.threshold]:
+        helped[me] = {what: LIES_OF_HELPERS[lie](share) for what, share in helped[me].items()}
+    commitments = {me: party.commitments() for me, party in parties.items()}
+    found, named = summed(which, keys, COHORT, masked, helped, commitments)
+    assert named <= set(liars)
+    assert named or liars == [21]  # whose shares nobody needed
+    for place, (members, _) in enumerate(AREAS):
+        total = sum(sent[me][place].astype(np.uint64) for me in members & set(masked)) % 2**32
+        assert (found[place] == total).all()
+
+
+def test_a_device_whose_shares_give_another_secret_is_accused() -> None:
+    """It commits itself to other seeds than it shares: taken off, its masks would leave noise."""
+    which = plan(0.5)
+    sent = values(which)
+    parties, keys, shared = shared_all(which)
+    commitments = {me: party.commitments() for me, party in parties.items()}
+    for me, party in parties.items():
+        party.receive({other: shared[other][me] for other in COHORT if other != me})
+    masked = {me: parties[me].masked(sent[me]) for me in COHORT}
+    helped = {me: parties[me].unmask(COHORT) for me in COHORT}
+    wrong = {**commitments, 5: {place: secret() for place in commitments[5]}}
+    with pytest.raises(AccusedError, match="device 5 shared secrets that do not come out"):
+        summed(which, keys, COHORT, masked, helped, wrong)
+
+
+def test_shares_that_are_none_are_seen_before_anything_is_masked() -> None:
+    which = plan()
+    parties, _, shared = shared_all(which)
+    for text in (b"", b"short", secret() * 9, shared[5][8]):
+        with pytest.raises(AccusedError, match="device 5 sent shares") as refused:
+            parties[3].receive({o: (text if o == 5 else shared[o][3]) for o in COHORT if o != 3})
+        assert refused.value.devices == [5]
+
+
+@pytest.mark.parametrize("key", [bytes(32), (1).to_bytes(32, "little"), b"\xff" * 31 + b"\x7f"])
+def test_points_that_nobody_can_agree_on_are_no_keys(key: bytes) -> None:
+    assert usable(key) == (key[0] == 255)  # the last is a point like others, reduced
+    assert usable(public(secret()))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fedrolex.core import FedrolexError
 from fedrolex.slicing import Axes, Window
 from fedrolex.tasks import Task
 
@@ -190,6 +191,20 @@ class Upload:
     sent: Tensors = field(default_factory=dict)
     kept: Tensors | None = None
     summed: float | None = None
+
+    def check_sent(self, like: Tensors) -> None:
+        """Raise, in one line, unless ``sent`` has tensors of these names and shapes; call it before any is taken."""
+        odd = next(iter(sorted(set(self.sent) ^ set(like))), None)
+        if odd is not None:
+            raise FedrolexError(
+                f"sent beside its tensors {odd[:80]!r}, which is {'not asked' if odd in self.sent else 'missing'}"
+            )
+        for name, wanted in like.items():
+            given = self.sent[name]
+            if given.shape != wanted.shape or given.is_floating_point() != wanted.is_floating_point():
+                raise FedrolexError(
+                    f"sent {name} as {given.dtype} {tuple(given.shape)}: {tuple(wanted.shape)} is asked"
+                )
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 import torch
@@ -26,13 +27,18 @@ def measured(training: Training, node: Mapping[str, Any]) -> Fraction:
             ``seconds``, the most that a step may take (by default no limit).
     """
     room = int(float(node["memory"]) * 2**20) if "memory" in node else free_memory(training.engine.device) // 2
-    seconds = float(node.get("seconds", float("inf")))
+    seconds = float(node.get("seconds", inf))
     levels = sorted(training.server.fleet.levels, reverse=True)
-    for level in levels:
-        if needed(training, level) <= room and (seconds == float("inf") or step_seconds(training, level) <= seconds):
+    fitting = [level for level in levels if needed(training, level) <= room]
+    if not fitting:
+        least = f"{needed(training, levels[-1]) / 2**20:.1f} MiB"
+        raise FedrolexError(f"the device cannot hold {levels[-1]}, the least of the recipe: that takes {least}")
+    if seconds == inf:
+        return fitting[0]
+    for level in fitting:
+        if step_seconds(training, level) <= seconds:
             return level
-    least = f"{needed(training, levels[-1]) / 2**20:.1f} MiB"
-    raise FedrolexError(f"the device cannot hold {levels[-1]}, the least of the recipe: that takes {least}")
+    raise FedrolexError(f"a step of {levels[-1]}, the least of the recipe, takes the device longer than {seconds:g} s")
 
 
 def needed(training: Training, capacity: Fraction) -> int:
@@ -62,7 +68,7 @@ def step_seconds(training: Training, capacity: Fraction) -> float:
     slot = Slot(axes.cut(network.module, window), training.engine.precision)
     example = server.task.example().to(server.device)
     x = example.repeat(-(-work.batch // len(example)), *[1] * (example.dim() - 1))[: work.batch]
-    best = float("inf")
+    best = inf
     for _ in range(STEPS):
         began = time.perf_counter()
         torch.autograd.grad(slot.scores(x).float().square().mean(), slot.parameters, allow_unused=True)

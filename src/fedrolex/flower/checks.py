@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Mapping
-from math import isfinite, sqrt
+from math import inf, sqrt
 from statistics import median
 
-from torch import Tensor
+import torch
 
 from fedrolex.clients import Job, RoundPlan, Tensors, Upload
 from fedrolex.core import FedrolexError
@@ -15,6 +15,8 @@ from fedrolex.methods.method import size
 from fedrolex.rounds.finite import not_finite
 
 MOST_EXAMPLES = 10**9
+MOST_COUNT = 2**40  # of a whole number in a tensor, such as a count of batches
+MOST_LOSS = 1e30  # whose mean is still finite
 ROOM = 2**20  # bytes that an answer may have beside its tensors
 REMEMBERED = 64
 
@@ -24,11 +26,16 @@ def most_bytes(plan: RoundPlan, jobs: list[Job]) -> int:
     return ROOM + 4 * sum(size(plan.received(job)) for job in jobs)
 
 
-def upload_of(plan: RoundPlan, job: Job, said: Answered, transport: Transport, ticket: Tensor) -> Upload:
+def upload_of(plan: RoundPlan, job: Job, said: Answered, transport: Transport, *, keeps: bool) -> Upload:
     """A device's answer to a job as an engine gives it; raises, in one line, where it cannot be one.
 
-    What the device keeps stays on the device: the server keeps the ``ticket``, the number of the round.
+    What the device keeps, where the method ``keeps`` something, stays on the device: the server keeps the number of the
+    round.
     """
+    if said.keeps and not keeps:
+        raise FedrolexError("says it keeps something for its next round: clients of this method keep nothing")
+    if not abs(said.loss) <= MOST_LOSS:
+        raise FedrolexError(f"says its loss is {said.loss}: finite numbers to {MOST_LOSS:g} are believed")
     if not 1 <= said.examples <= MOST_EXAMPLES:
         raise FedrolexError(f"says it has {said.examples} examples: 1 to {MOST_EXAMPLES:,} are believed")
     if not 1 <= said.steps <= plan.work.steps(said.examples):
@@ -46,10 +53,14 @@ def upload_of(plan: RoundPlan, job: Job, said: Answered, transport: Transport, t
     broken = not_finite({**tensors, **sent})
     if broken is not None:
         raise FedrolexError(f"sent a value that is not finite ({broken})")
+    counted = {n: t for n, t in tensors.items() if not t.is_floating_point() and t.numel()}
+    odd = next((n for n, t in counted.items() if not -MOST_COUNT <= int(t.min()) <= int(t.max()) <= MOST_COUNT), None)
+    if odd is not None:
+        raise FedrolexError(f"sent a whole number beyond ±{MOST_COUNT:,} ({odd})")
     negative = next((n for n, t in tensors.items() if n.endswith("running_var") and bool((t < 0).any())), None)
     if negative is not None:
         raise FedrolexError(f"sent a variance below 0 ({negative})")
-    kept = {"round": ticket} if said.keeps else None
+    kept = {"round": torch.tensor(plan.round)} if said.keeps else None
     return Upload(job, tensors, said.examples, said.loss, said.steps, labels, None, sent, kept)
 
 
@@ -61,10 +72,10 @@ class Norms:
 
     Args:
         factor: how many times the median is too far.
-        most: largest norm of a change, or None.
+        most: largest norm of a change.
     """
 
-    def __init__(self, factor: float = 10.0, most: float | None = None) -> None:
+    def __init__(self, factor: float = 10.0, most: float = inf) -> None:
         self.factor, self.most = factor, most
         self._before: dict[object, deque[float]] = {}
 
@@ -80,9 +91,9 @@ class Norms:
             others += [value for k, value in scaled.items() if k != key]
             usual = median(peers) if len(peers) >= 2 else median(others) if others else None
             far = usual is not None and usual > 0 and scaled[key] > self.factor * usual
-            if far or not isfinite(norm) or (self.most is not None and norm > self.most):
+            if far or not norm <= self.most:
                 limit = self.most if not far or usual is None else self.factor * usual * norm / scaled[key]
-                found[key] = f"sent a change of norm {norm:.3g}; {limit or 0:.3g} is the most that is believed"
+                found[key] = f"sent a change of norm {norm:.3g}; {limit:.3g} is the most that is believed"
         for key, (job, _, _) in changes.items():
             if key not in found:
                 self._before.setdefault((job.network, job.capacity), deque(maxlen=REMEMBERED)).append(scaled[key])

@@ -12,7 +12,7 @@ from fedrolex.flower.capacity import measured
 from fedrolex.flower.device import Device
 from fedrolex.flower.memory import Memory
 from fedrolex.flower.messages import Asked, Profile
-from fedrolex.flower.secure import SecureDevice
+from fedrolex.flower.secure import STEPS, SecureDevice
 from fedrolex.flower.settings import Settings, digest
 from fedrolex.privacy.identity import Identity
 from fedrolex.recipes import Recipe
@@ -72,22 +72,11 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
             device(context), context.state, settings.least, settings.threshold, settings.reach, identity
         )
 
-    @app.train("keys")
-    def keys(message: Message, context: Context) -> Message:
-        return Message(secured(context).keys(message.content), reply_to=message)
+    def answer(step: str) -> Callable[[Message, Context], Message]:
+        return lambda message, context: Message(secured(context).answer(step, message.content), reply_to=message)
 
-    @app.train("shares")
-    def shares(message: Message, context: Context) -> Message:
-        return Message(secured(context).shares(message.content), reply_to=message)
-
-    @app.train("masked")
-    def masked(message: Message, context: Context) -> Message:
-        return Message(secured(context).masked(message.content), reply_to=message)
-
-    @app.train("unmask")
-    def unmask(message: Message, context: Context) -> Message:
-        return Message(secured(context).unmask(message.content), reply_to=message)
-
+    for step in STEPS:
+        app.train(step)(answer(step))
     return app
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from math import inf
+from typing import Literal, TypeVar
 
-import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -12,10 +12,13 @@ from fedrolex.clients import Failure, Job, RoundPlan, Upload
 from fedrolex.core import FedrolexError
 from fedrolex.flower.checks import Norms, change, most_bytes, ticket_of, upload_of
 from fedrolex.flower.exchange import exchanged
-from fedrolex.flower.fleet import Present
-from fedrolex.flower.messages import Answer, Asked, bytes_of
+from fedrolex.flower.fleet import Present, Roster
+from fedrolex.flower.messages import Answer, Asked, bytes_of, failure_of, one_clear_line, weight_of
+from fedrolex.flower.settings import Settings, digest
 from fedrolex.flower.transport import Transport, packed
+from fedrolex.recipes import Recipe
 from fedrolex.rounds import Engine, Member
+from fedrolex.runs import Training
 from fedrolex.slicing import one_line
 
 Key = tuple[int, str]
@@ -32,7 +35,9 @@ class Exchange:
         quorum: answers that make a round count.
         transport: how values travel.
         factor: how many times the median norm of a change is too far to be believed.
-        most: largest norm of a change, or None.
+        most: largest norm of a change; sums of such are still finite.
+        keeps: whether clients of the method keep something from round to round.
+        least, threshold, reach: of secure sums, see :class:`~fedrolex.flower.settings.Settings`.
     """
 
     recipe: str
@@ -41,7 +46,21 @@ class Exchange:
     quorum: int = 1
     transport: Transport = "fp32"
     factor: float = 10.0
-    most: float | None = None
+    most: float = 1e9
+    keeps: bool = False
+    least: int = 3
+    threshold: float = 0.66
+    reach: float = 8.0
+
+    @staticmethod
+    def of(recipe: Recipe, settings: Settings) -> "Exchange":
+        """As a run-config says, for a recipe."""
+        needs, same = recipe.method.needs, ("timeout", "transport", "least", "threshold", "reach")
+        return Exchange(
+            recipe=digest(recipe), quorum=recipe.quorum, grace=None if settings.grace < 0 else settings.grace,
+            factor=inf if needs.apart else settings.norm_factor, keeps=needs.client_state,
+            **{name: getattr(settings, name) for name in same},
+        )  # fmt: skip
 
 
 class Devices(Engine):
@@ -54,16 +73,22 @@ class Devices(Engine):
         say: tells the user something.
 
     Attributes:
-        strays: replies of the last round that were answers to nothing, with why.
+        strays: replies of the last round that were answers to nothing, with who sent them.
     """
 
     label = "flower"
+    foreign = True
 
     def __init__(self, grid: Grid, fleet: Present, exchange: Exchange, say: Callable[[str], None]) -> None:
         super().__init__()
         self.grid, self.fleet, self.exchange, self.say = grid, fleet, exchange, say
         self.norms = Norms(exchange.factor, exchange.most)
         self.strays: list[str] = []
+
+    @property
+    def remarks(self) -> Mapping[str, object]:  # type: ignore[override]
+        """The strays, for the round's metrics."""
+        return {"strays": list(self.strays)}
 
     def supports(self, work: RoundPlan) -> Literal[None]:
         """Devices run every work."""
@@ -86,7 +111,7 @@ class Devices(Engine):
             self.exchange.timeout,
             grace=self.exchange.grace,
             enough=self.exchange.quorum,
-            stray=lambda reply: self._stray(plan, reply),
+            stray=lambda reply: self.stray(plan, reply),
         )
 
     def asked(self, plan: RoundPlan) -> dict[int, tuple[Message, list[Job]]]:
@@ -114,7 +139,7 @@ class Devices(Engine):
             try:
                 answers = self._read(plan, client, jobs[client], reply)
             except FedrolexError as error:
-                answers = [Failure(job, str(error)) for job in jobs[client]]
+                answers = [Failure(job, one_clear_line(str(error))) for job in jobs[client]]
             except Exception as error:  # whatever a device sends, the run goes on
                 answers = [Failure(job, f"sent what cannot be read: {one_line(error)}") for job in jobs[client]]
             found |= {answer.job.key: answer for answer in answers}
@@ -132,14 +157,14 @@ class Devices(Engine):
         if reply is None:
             raise FedrolexError(f"did not answer within {self.exchange.timeout:g} s")
         if reply.has_error():
-            raise FedrolexError(f"failed: {reply.error.reason or f'Flower error {reply.error.code}'}")
-        size, most = bytes_of(reply.content), most_bytes(plan, jobs)
+            raise failure_of(reply)
+        size, weight, most = bytes_of(reply.content), weight_of(reply.content), most_bytes(plan, jobs)
         self.carried = {
             **self.carried,
             **{key: (self.carried.get(key, (0, 0))[0], up) for key, (up, _) in _split(size, jobs).items()},
         }
-        if size > most:
-            raise FedrolexError(f"sent {size:,} bytes; {most:,} are the most that is looked at")
+        if weight > most:
+            raise FedrolexError(f"sent {weight:,} bytes; {most:,} are the most that is looked at")
         answer = Answer.read(reply.content)
         if answer.round != plan.round:
             raise FedrolexError(f"answered round {answer.round} in round {plan.round}")
@@ -150,18 +175,37 @@ class Devices(Engine):
         found: list[Upload | Failure] = []
         for job, said in zip(jobs, answer.jobs, strict=True):
             if said.failed:
-                found.append(Failure(job, said.failed[:300]))
+                found.append(Failure(job, one_clear_line(said.failed)))
                 continue
-            found.append(upload_of(plan, job, said, self.exchange.transport, torch.tensor(plan.round)))
+            found.append(upload_of(plan, job, said, self.exchange.transport, keeps=self.exchange.keeps))
         return found
 
-    def _stray(self, plan: RoundPlan, reply: Message) -> None:
+    def stray(self, plan: RoundPlan, reply: Message) -> None:
+        """Note a reply that is an answer to nothing."""
         node = reply.metadata.src_node_id
         client = next((c for c, (known, _) in self.fleet.nodes.items() if known == node), None)
         who = f"node {node}" if client is None else f"device {client}"
-        said = f"round {plan.round}: {who} sent a reply to nothing it was asked, or a second one; it is left out"
+        self.note(f"round {plan.round}: {who} sent a reply to nothing it was asked, or a second one; it is left out")
+
+    def note(self, said: str) -> None:
+        """Tell of something odd that costs nobody the round; it is in the round's metrics, too."""
         self.strays.append(said)
         self.say(said)
+
+
+Kind = TypeVar("Kind", bound=Devices)
+
+
+def on_devices(training: Training, grid: Grid, recipe: Recipe, settings: Settings, kind: type[Kind]) -> Kind:
+    """Let a training run on the nodes of a grid, by an engine of a kind."""
+    exchange = Exchange.of(recipe, settings)
+    roster = Roster(
+        grid, training.server.fleet, exchange.recipe, timeout=settings.timeout, patience=settings.patience,
+        enough=recipe.quorum, say=training.say,
+    )  # fmt: skip
+    engine = kind(grid, roster.present, exchange, training.say)
+    training.server.fleet, training.engine = roster.present, engine
+    return engine
 
 
 def by_client(plan: RoundPlan) -> dict[int, list[Job]]:

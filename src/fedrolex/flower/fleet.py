@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fedrolex.core import FedrolexError
 from fedrolex.flower.exchange import exchanged
-from fedrolex.flower.messages import Profile
+from fedrolex.flower.messages import Profile, failure_of, one_clear_line
 from fedrolex.rounds import Fleet, Member
 
 
@@ -75,6 +75,7 @@ class Roster:
         own = {each.name: getattr(fleet, each.name) for each in fields(fleet)}
         self.present = Present(**own, look=self.look)
         self._known: dict[int, int] = {}  # client by node
+        self._claims: dict[int, int] = {}  # the same, of nodes that were refused, too
         self._begun = False
 
     def look(self) -> None:
@@ -96,16 +97,23 @@ class Roster:
             client = self._known.pop(node)
             self.say(f"device {client} has gone")
             del self.present.nodes[client]
+            for twin in [other for other, claimed in self._claims.items() if claimed == client]:
+                self.refused.pop(twin, None)
+        self.refused = {node: why for node, why in self.refused.items() if node in there}
         new = sorted(there - set(self._known) - set(self.refused))
         asked = {node: Message(RecordDict(), node, "query.profile") for node in new}
-        for node, reply in exchanged(self.grid, asked, self.timeout).items():
+        replies = exchanged(self.grid, asked, self.timeout)
+        for node in new:
+            reply = replies.get(node)
             try:
+                if reply is None:
+                    raise FedrolexError(f"did not say within {self.timeout:g} s what it can hold")
                 if reply.has_error():
-                    raise FedrolexError(f"could not say what it can hold: {reply.error.reason}")
+                    raise failure_of(reply)
                 self._take(node, Profile.read(reply.content))
-            except FedrolexError as error:
-                self.refused[node] = str(error)
-                self.say(f"node {node} is not taken: {error}")
+            except Exception as error:  # whatever a node sends, the run goes on
+                self.refused[node] = one_clear_line(str(error))
+                self.say(f"node {node} is not taken: {self.refused[node]}")
 
     def _take(self, node: int, said: Profile) -> None:
         levels, fleet = self.present.levels, self.present
@@ -113,6 +121,7 @@ class Roster:
             raise FedrolexError("it has another recipe: give all the same app and run-config")
         if not 0 <= said.client < fleet.clients:
             raise FedrolexError(f"it says it is client {said.client}: there are 0 to {fleet.clients - 1}")
+        self._claims[node] = said.client
         if said.client in fleet.nodes:
             raise FedrolexError(
                 f"there is a client {said.client} already: give every node its own --node-config client"

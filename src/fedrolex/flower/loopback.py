@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -56,7 +57,7 @@ class Loopback:
         self.folder, self.nodes = folder.absolute(), list(nodes)
         self.port = free_port()
         path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower starts its own by name
-        own = {"FLWR_HOME": str(self.folder / "flwr"), "PATH": path}
+        own = {"FLWR_HOME": str(self.folder / "flwr"), "PATH": path, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
         self.environment = {**os.environ, **QUIET, **own, **(environment or {})}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -81,9 +82,12 @@ class Loopback:
         ]  # fmt: skip
         (self.folder / "flwr" / "config.toml").write_text("\n".join(lines) + "\n")
         self.start_superlink()
-        for place in range(len(self.nodes)):
-            self.register(f"node{place}")
-            self.start_node(place)
+        with ThreadPoolExecutor() as registering:
+            list(registering.map(self._join, range(len(self.nodes))))
+
+    def _join(self, place: int) -> None:
+        self.register(f"node{place}")
+        self.start_node(place)
 
     def start_superlink(self) -> None:
         """Start the SuperLink, and wait until it answers."""

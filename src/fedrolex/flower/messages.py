@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedrolex.core import FedrolexError
 from fedrolex.flower.transport import size
@@ -14,6 +14,8 @@ from fedrolex.slicing import exact
 
 FORMAT = 1
 NEW = -1  # the ticket of a client that keeps nothing yet
+ENTRY = 64  # bytes that an entry of a message takes beside its name and value
+MOST_WORDS = 300
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,28 @@ class Profile:
 def bytes_of(record: RecordDict) -> int:
     """Bytes of all tensors in a message."""
     return sum(size(arrays) for arrays in record.array_records.values())
+
+
+def weight_of(record: RecordDict) -> int:
+    """About how many bytes a message takes, whatever it is made of: tensors, words, numbers and all their names."""
+    total = bytes_of(record)
+    for part, values in record.items():
+        total += ENTRY + len(part)
+        for name, value in values.items():
+            total += ENTRY + len(name)
+            for each in value if isinstance(value, list) else [value]:
+                total += len(each) if isinstance(each, str | bytes) else 8
+    return total
+
+
+def one_clear_line(text: str) -> str:
+    """Words of a device as one line that can be printed."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_WORDS])
+
+
+def failure_of(reply: Message) -> FedrolexError:
+    """A reply that is an error, as one."""
+    return FedrolexError(f"failed: {one_clear_line(reply.error.reason or f'Flower error {reply.error.code}')}")
 
 
 def _config(record: RecordDict, name: str, keys: Mapping[str, type]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedrolex.core import FedrolexError
 from fedrolex.flower.transport import RAW
-from fedrolex.privacy.masks import SECRET, Keys
+from fedrolex.privacy.masks import SECRET, SHARE, Keys
 from fedrolex.privacy.quantised import Words
+from fedrolex.privacy.recovery import AccusedError
 from fedrolex.privacy.secure_sum import Party, Shares, SumPlan
 
 STATE = "secure"
@@ -49,6 +50,32 @@ def read_texts(record: RecordDict, name: str = "shares") -> dict[int, bytes]:
     return dict(zip(devices, texts, strict=True))
 
 
+def commitments_record(hashes: Mapping[int, bytes]) -> ConfigRecord:
+    """Commitments by area."""
+    return ConfigRecord({"areas": list(hashes), "hashes": list(hashes.values())})
+
+
+def read_commitments(record: RecordDict, wanted: Sequence[int]) -> dict[int, bytes]:
+    """The inverse of :func:`commitments_record`, for exactly these areas; raises in one line."""
+    areas, hashes = _lists(record, "commitments", areas=int, hashes=bytes)
+    if sorted(areas) != sorted(wanted):
+        raise FedrolexError("commits itself to other areas than it holds")
+    return dict(zip(areas, hashes, strict=True))
+
+
+def accused_record(error: AccusedError) -> ConfigRecord:
+    """Devices that a device cannot make a sum with."""
+    return ConfigRecord({"devices": error.devices, "why": error.why})
+
+
+def read_accused(record: RecordDict) -> AccusedError | None:
+    """The inverse of :func:`accused_record`; None where nobody is accused."""
+    if "accused" not in record.config_records:
+        return None
+    (devices,), why = _lists(record, "accused", devices=int), record.config_records["accused"].get("why")
+    return AccusedError(devices, why if isinstance(why, str) else "")
+
+
 def masked_record(masked: Mapping[int, Words]) -> ArrayRecord:
     """Masked values by area."""
     return ArrayRecord(
@@ -85,7 +112,7 @@ def read_shares(record: RecordDict, wanted: Sequence[tuple[int, int]]) -> Shares
     """The inverse of :func:`shares_record`: exactly the shares that are wanted; raises in one line."""
     devices, areas, shares = _lists(record, "helped", devices=int, areas=int, shares=bytes)
     found = {(device, place): share for device, place, share in zip(devices, areas, shares, strict=True)}
-    if set(found) != set(wanted) or len({len(share) for share in shares}) > 1:
+    if set(found) != set(wanted) or len(shares) != len(found) or any(len(share) != SHARE for share in shares):
         raise FedrolexError("gave other shares than were wanted")
     return found
 

@@ -7,26 +7,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedrolex.flower.client_app import OwnTask, prepared
-from fedrolex.flower.engine import Devices, Exchange
-from fedrolex.flower.fleet import Roster
-from fedrolex.flower.secure import SecureDevices
-from fedrolex.flower.settings import Settings, digest
+from fedrolex.flower.engine import Devices, on_devices
+from fedrolex.flower.secure_engine import SecureDevices
+from fedrolex.flower.settings import Settings
 from fedrolex.recipes import Recipe
 from fedrolex.recipes.task import GivenInPython
-from fedrolex.rounds import Round, State
-from fedrolex.runs import Callback, Run, Training
+from fedrolex.runs import Run
 from fedrolex.runs.run import Progress
-
-
-class Strays(Callback):
-    """Adds to a round's metrics the replies that were answers to nothing."""
-
-    def __init__(self, engine: Devices) -> None:
-        self.engine = engine
-
-    def round_ends(self, round: Round, new: State, row: dict[str, object]) -> None:
-        """Tell how many, and which."""
-        row["strays"] = list(self.engine.strays)
 
 
 def server_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> ServerApp:
@@ -59,31 +46,12 @@ def train_on(
         run.change(written)
     else:
         run = Run.create(folder, written, own_task=task is not None)
-    on_devices(training, grid, described, settings)
+    on_devices(training, grid, described, settings, SecureDevices if settings.secure else Devices)
     summary = run.go(training, progress)
     print(f"{summary['run']}: {summary.get('global_accuracy', summary.get('loss'))}", flush=True)
+    if "privacy" in summary:
+        print(summary["privacy"], flush=True)
     return summary
-
-
-def on_devices(training: Training, grid: Grid, recipe: Recipe, settings: Settings) -> Devices:
-    """Let a training run on the nodes of a grid."""
-    key = digest(recipe)
-    roster = Roster(
-        grid, training.server.fleet, key, timeout=settings.timeout, patience=settings.patience,
-        enough=recipe.quorum, say=training.say,
-    )  # fmt: skip
-    exchange = Exchange(
-        recipe=key, timeout=settings.timeout, grace=None if settings.grace < 0 else settings.grace,
-        quorum=recipe.quorum, transport=settings.transport, factor=settings.norm_factor,
-    )  # fmt: skip
-    engine = Devices(grid, roster.present, exchange, training.say)
-    if settings.secure:
-        engine = SecureDevices(grid, roster.present, exchange, training.say).secured(
-            least=settings.least, share=settings.threshold, reach=settings.reach
-        )
-    training.server.fleet, training.engine = roster.present, engine
-    training.callbacks = [*training.callbacks, Strays(engine)]
-    return engine
 
 
 def _line(row: dict[str, object]) -> str:

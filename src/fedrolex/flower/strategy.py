@@ -5,7 +5,7 @@ whoever calls ``strategy.start(grid, ...)``, or wraps strategies; rounds are cou
 on where it stands.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -13,9 +13,9 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrolex.clients import MODEL, Job, RoundPlan
 from fedrolex.core import FedrolexError
-from fedrolex.flower.engine import Devices, Exchange
-from fedrolex.flower.fleet import Roster
-from fedrolex.flower.settings import Settings, digest
+from fedrolex.flower.engine import Devices, on_devices
+from fedrolex.flower.exchange import answers
+from fedrolex.flower.settings import Settings
 from fedrolex.recipes import Recipe
 from fedrolex.runs import Training
 from fedrolex.runs.hooks import awaited_of, jobs_of
@@ -24,11 +24,20 @@ from fedrolex.runs.hooks import awaited_of, jobs_of
 class Given(Devices):
     """Devices whose replies somebody else has fetched."""
 
-    given: Mapping[int, Message] = {}
+    sent: Sequence[Message] = ()
+    came: Sequence[Message] = ()
 
     def replies(self, plan: RoundPlan, asked: Mapping[int, tuple[Message, list[Job]]]) -> Mapping[int, Message]:
-        """By node."""
-        return self.given
+        """The first reply to each message that was sent, by node; others are strays."""
+        nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in self.sent}
+        found: dict[int, Message] = {}
+        for reply in self.came:
+            to = reply.metadata.reply_to_message_id
+            if to in nodes and nodes[to] not in found and answers(reply, to, nodes[to]):
+                found[nodes[to]] = reply
+            else:
+                self.stray(plan, reply)
+        return found
 
 
 class SubModelStrategy(Strategy):
@@ -59,16 +68,18 @@ class SubModelStrategy(Strategy):
     ) -> Iterable[Message]:
         """A message for every device of the next round, with its own part of the model."""
         method, server = self.training.method, self.training.server
-        engine = self._on(grid)
+        if self._engine is None:
+            self._engine = on_devices(self.training, grid, self.recipe, self.settings, Given)
         plan = self.training.plan(awaited_of(method, jobs_of(method, server, server.round)))
-        return [message for message, _ in engine.asked(plan).values()]
+        self._engine.sent = [message for message, _ in self._engine.asked(plan).values()]
+        return self._engine.sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check and average what came back."""
         assert self._engine is not None
-        self._engine.given = {reply.metadata.src_node_id: reply for reply in reversed(list(replies))}
+        self._engine.came = list(replies)
         row = self.training.run_round()
         self.rows.append(row)
         told = {key: row[key] for key in ("clients", "bytes_down", "bytes_up")}
@@ -88,16 +99,3 @@ class SubModelStrategy(Strategy):
     def summary(self) -> None:
         """Say what is trained."""
         self.training.say(f"method {self.recipe.method.name} on {self.training.server.task.name}, over Flower")
-
-    def _on(self, grid: Grid) -> Given:
-        """The engine, made when the grid is known."""
-        if self._engine is None:
-            training, settings, key = self.training, self.settings, digest(self.recipe)
-            roster = Roster(
-                grid, training.server.fleet, key, timeout=settings.timeout, patience=settings.patience,
-                enough=self.recipe.quorum, say=training.say,
-            )  # fmt: skip
-            exchange = Exchange(recipe=key, timeout=settings.timeout, transport=settings.transport)
-            self._engine = Given(grid, roster.present, exchange, training.say)
-            training.server.fleet, training.engine = roster.present, self._engine
-        return self._engine

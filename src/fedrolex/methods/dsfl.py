@@ -116,7 +116,11 @@ class DSFL(Families):
     @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Note the client's probabilities; its model stays with the client."""
-        round.notes.setdefault("said", []).append(upload.sent["probabilities"].clone())
+        upload.check_sent({"probabilities": round.state[LAST]["labels"]})
+        said = upload.sent["probabilities"]
+        if not bool((said >= 0).all()) or float((said.sum(1) - 1).abs().max()) > 1e-2:
+            raise FedrolexError("sent probabilities that are none: rows from 0 up, each with the sum 1")
+        round.notes.setdefault("said", []).append(said.clone())
 
     def finish(self, round: Round) -> State:
         """Make the labels, teach the server's model."""

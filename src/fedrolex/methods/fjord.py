@@ -222,6 +222,8 @@ class Fjord(Averaging):
     @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Average every width's statistics over the clients that trained it."""
+        asked = upload.job.sent.items()
+        upload.check_sent({f"{section} {name}": t for section, own in asked for name, t in own.items()})
         super().take(round, upload)
         for width in narrower(self.parts(round.server), upload.job.capacity):
             section = statistics(width)

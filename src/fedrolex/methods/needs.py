@@ -18,6 +18,7 @@ class Needs:
         families: networks of different families can be trained together.
         at_hand: the server reads clients' examples, or what they keep, which a simulation has and real devices do not
             give away.
+        apart: whether a client's answer counts must not depend on the others' answers.
     """
 
     public: bool = False
@@ -29,6 +30,7 @@ class Needs:
     larger_server: bool = False
     families: bool = False
     at_hand: bool = False
+    apart: bool = False
 
     @property
     def secure_aggregation(self) -> bool:

@@ -55,7 +55,7 @@ class Private(SubModels):
     least: float = 0.1
     delta: float | None = None
     secret: bool = False
-    needs = Needs(larger_server=True)
+    needs = Needs(larger_server=True, apart=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

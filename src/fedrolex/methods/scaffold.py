@@ -132,6 +132,7 @@ class Scaffold(OneSize, Weighted):
     @adding
     def take(self, round: Round, upload: Upload) -> None:
         """Add up how the clients' variates changed."""
+        upload.check_sent(upload.job.sent[CONTROL])
         super().take(round, upload)
         c = round.state[CONTROL]
         total = round.notes.setdefault("changes", {name: torch.zeros_like(tensor) for name, tensor in c.items()})

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from fedrolex.core import FedrolexError
 from fedrolex.privacy.masks import Keys
+from fedrolex.privacy.recovery import AccusedError
 
 HOW = ec.ECDSA(hashes.SHA384())
 
@@ -46,16 +47,21 @@ class Identity:
 
     def check(self, about: bytes, keys: Mapping[int, Keys]) -> None:
         """Raise, in one line, unless every device is a known one, and signed its keys for this round and plan."""
-        for device, given in keys.items() if self.known is not None else ():
-            assert self.known is not None
-            try:
-                public = load_ssh_public_key((self.known / f"{device}.pub").read_bytes())
-                assert isinstance(public, ec.EllipticCurvePublicKey)
-                public.verify(given.signature, _text(about, device, given), HOW)
-            except (OSError, ValueError, UnsupportedAlgorithm, AssertionError, InvalidSignature) as error:
-                raise FedrolexError(
-                    f"device {device} is not known, or did not sign its keys: nothing is sent"
-                ) from error
+        if self.known is None:
+            return
+        strange = [device for device, given in keys.items() if not _signed(self.known, about, device, given)]
+        if strange:
+            raise AccusedError(strange, "is not known, or did not sign its keys")
+
+
+def _signed(known: Path, about: bytes, device: int, keys: Keys) -> bool:
+    try:
+        public = load_ssh_public_key((known / f"{device}.pub").read_bytes())
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        public.verify(keys.signature, _text(about, device, keys), HOW)
+    except (OSError, ValueError, UnsupportedAlgorithm, AssertionError, InvalidSignature):
+        return False
+    return True
 
 
 def _text(about: bytes, device: int, keys: Keys) -> bytes:

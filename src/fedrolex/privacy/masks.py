@@ -5,6 +5,7 @@ Shamir's, Flower's own helper. (Flower's pseudo-random helper folds its seed to 
 not used.)
 """
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from fedrolex.core import FedrolexError
 from fedrolex.privacy.quantised import Words
 
 SECRET = 32  # bytes
+SHARE = SECRET + 20  # bytes of a share of one, as Flower's helper makes it
 NONCE = 12
 
 
@@ -79,6 +81,20 @@ def stream(key: bytes, about: bytes, count: int) -> Words:
     """``count`` random words of 32 bits, the same for everyone who has the key."""
     encryptor = Cipher(algorithms.AES256(derived(key, about)), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(encryptor.update(bytes(4 * count)), dtype="<u4").astype(np.uint32)
+
+
+def usable(key: bytes) -> bool:
+    """Whether others can agree on something with who has this public key; of a few points nobody can."""
+    try:
+        agreed(secret(), key, b"")
+    except FedrolexError:
+        return False
+    return True
+
+
+def committed(text: bytes, about: bytes) -> bytes:
+    """What tells a secret from others later, and nothing of it now."""
+    return hashlib.sha256(b"fedrolex commitment " + about + text).digest()
 
 
 def shares(text: bytes, threshold: int, count: int) -> list[bytes]:

@@ -41,6 +41,10 @@ class Quantised:
         levels = ((values.double() + self.reach) / self.step).round().clamp(0, self.levels)
         return np.asarray(levels.to(torch.int64).numpy(), dtype=np.uint32)
 
+    def possible(self, total: Words, count: int) -> bool:
+        """Whether a sum of levels can be one of ``count`` numbers."""
+        return not total.size or int(total.max()) <= count * self.levels
+
     def decoded(self, total: Words, count: int) -> Tensor:
         """The sum of ``count`` numbers, from the sum of their levels; float64."""
         if count > self.most:

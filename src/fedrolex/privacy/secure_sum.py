@@ -15,8 +15,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedrolex.core import FedrolexError
-from fedrolex.privacy.masks import Keys, agreed, joined, opened, public, sealed, secret, shares, stream
+from fedrolex.privacy.masks import (
+    SECRET,
+    SHARE,
+    Keys,
+    agreed,
+    committed,
+    opened,
+    public,
+    sealed,
+    secret,
+    shares,
+    stream,
+)
 from fedrolex.privacy.quantised import Words
+from fedrolex.privacy.recovery import AccusedError, Recovery
 
 KEY = -1  # in the place of an area: the share is of a device's mask key
 Shares = dict[tuple[int, int], bytes]
@@ -115,12 +128,21 @@ class Party:
         self.own = texts.pop(self.me)
         return {device: sealed(self._key(device), text, self._about(self.me, device)) for device, text in texts.items()}
 
-    def masked(self, others: Mapping[int, bytes], values: Mapping[int, Words]) -> dict[int, Words]:
-        """Step 2: its values by area, masked; of areas that enough devices hold."""
-        there = sorted([*others, self.me])
-        self.plan.check(there, list(self.keys))
+    def commitments(self) -> dict[int, bytes]:
+        """By which the server will know the seeds of its own masks, by area; they go with the shares."""
+        return {place: committed(seed, _area(self.plan, place)) for place, seed in self.seeds.items()}
+
+    def receive(self, others: Mapping[int, bytes]) -> None:
+        """Step 2, first: others' shares. Raises AccusedError where some are not for this round, plan and device."""
+        self.plan.check(sorted([*others, self.me]), list(self.keys))
         self.sealed = dict(others)
-        found = {}
+        wrong = [device for device in others if not self._holds_shares_of(device)]
+        if wrong:
+            raise AccusedError(wrong, "sent shares of another round, cohort or plan, or none")
+
+    def masked(self, values: Mapping[int, Words]) -> dict[int, Words]:
+        """Step 2, then: its values by area, masked; of areas that enough devices hold."""
+        there, others, found = sorted([*self.sealed, self.me]), set(self.sealed), {}
         for place in self.plan.alive(there):
             if place not in self.seeds:
                 continue
@@ -128,7 +150,7 @@ class Party:
             if values[place].shape != (size,):
                 raise FedrolexError(f"area {place} has {values[place].shape} values: {size} are wanted")
             total = values[place] + stream(self.seeds[place], _area(self.plan, place), size)
-            for device in self.plan.areas[place] & set(others):
+            for device in self.plan.areas[place] & others:
                 pair = stream(self._pair(device), _area(self.plan, place), size)
                 total = total + pair if self.me < device else total - pair
             found[place] = total
@@ -160,10 +182,15 @@ class Party:
         if device != self.me:
             text = opened(self._key(device), self.sealed[device], self._about(device, self.me))
         alive = [place for place in self.plan.alive(sorted(self.keys)) if device in self.plan.areas[place]]
-        size, rest = divmod(len(text), len(alive) + 1)
-        if rest or not size:
+        if len(text) != SHARE * (len(alive) + 1):
             raise FedrolexError(f"the shares of device {device} do not fit the plan: nothing is unmasked")
-        return {place: text[size * at : size * (at + 1)] for at, place in enumerate([KEY, *alive])}
+        return {place: text[SHARE * at : SHARE * (at + 1)] for at, place in enumerate([KEY, *alive])}
+
+    def _holds_shares_of(self, device: int) -> bool:
+        try:
+            return bool(self._shares_of(device))
+        except FedrolexError:
+            return False
 
     def _key(self, device: int) -> bytes:
         return agreed(self.seal, self.keys[device].seal, b"seal" + self.plan.about)
@@ -181,8 +208,11 @@ def summed(
     there: Sequence[int],
     masked: Mapping[int, Mapping[int, Words]],
     helped: Mapping[int, Shares],
-) -> dict[int, Words]:
-    """The sum of every area in which enough devices are left, by area; the server's side.
+    commitments: Mapping[int, Mapping[int, bytes]],
+) -> tuple[dict[int, Words], set[int]]:
+    """The sum of every area in which enough devices are left, by area, and who gave wrong shares; the server's side.
+
+    Raises AccusedError where a device's masks cannot be taken off, so that there is no sum with it.
 
     Args:
         plan: what is public.
@@ -190,32 +220,44 @@ def summed(
         there: the devices that shared their secrets.
         masked: what the survivors sent, by device and area.
         helped: the shares that devices gave in the last step.
+        commitments: to the seeds of devices' own masks, by device and area.
     """
     if len(helped) < plan.threshold:
         raise FedrolexError(f"{len(helped)} devices are left, and {plan.threshold} must be: the round is void")
-    gathered: dict[tuple[int, int], list[bytes]] = {}
-    for given in helped.values():
+    gathered: dict[tuple[int, int], dict[int, bytes]] = {}
+    for helper, given in helped.items():
         for what, share in given.items():
-            gathered.setdefault(what, []).append(share)
+            gathered.setdefault(what, {})[helper] = share
     kinds: dict[int, set[bool]] = {}
     for device, place in gathered:
         kinds.setdefault(device, set()).add(place == KEY)
     assert all(len(each) == 1 for each in kinds.values())  # never both secrets of one device
-    survivors = set(masked)
-    lost = {device: joined(gathered[device, KEY], plan.threshold) for device in there if device not in survivors}
+    survivors, recovery = set(masked), Recovery(plan.threshold)
+
+    def secret_of(device: int, place: int) -> bytes:
+        def fits(text: bytes) -> bool:
+            if place == KEY:
+                return len(text) == SECRET and public(text) == keys[device].mask
+            return committed(text, _area(plan, place)) == commitments[device][place]
+
+        text = recovery.secret(gathered[device, place], fits)
+        if text is None:
+            raise AccusedError([device], "shared secrets that do not come out of its shares")
+        return text
+
+    lost = {device: secret_of(device, KEY) for device in there if device not in survivors}
     found: dict[int, Words] = {}
     for place in sorted(set(plan.alive(sorted(survivors))) & set(plan.alive(list(keys)))):
         size, members = plan.sizes[place], plan.areas[place] & set(there)
         total = np.zeros(size, dtype=np.uint32)
         for device in members & survivors:
-            own = joined(gathered[device, place], plan.threshold)
-            total += masked[device][place] - stream(own, _area(plan, place), size)
+            total += masked[device][place] - stream(secret_of(device, place), _area(plan, place), size)
             for gone in members - survivors:
                 key = agreed(lost[gone], keys[device].mask, b"mask" + plan.about)
                 pair = stream(key, _area(plan, place), size)
                 total = total - pair if device < gone else total + pair
         found[place] = total
-    return found
+    return found, recovery.liars
 
 
 def _area(plan: SumPlan, place: int) -> bytes:

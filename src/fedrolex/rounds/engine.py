@@ -37,12 +37,16 @@ class Engine(ABC):
         together: whether uploads stay good until the next round; known once a round has given its first answer.
         shares_process: whether several such engines may work at once in threads of one process, each for a run of its
             own, and still give the same results as one after the other.
+        foreign: whether answers come from machines of others: one that a method cannot take costs its client the round.
         carried: bytes that the jobs of the last round brought to their clients and back, where the engine counts them.
+        remarks: what else a round's metrics should tell, by name.
     """
 
     together: bool = False
     shares_process: ClassVar[bool] = False
+    foreign: ClassVar[bool] = False
     carried: Mapping[tuple[int, str], tuple[int, int]] = MappingProxyType({})
+    remarks: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self, *, precision: Precision = "fp32", device: torch.device | None = None) -> None:
         self.precision = precision

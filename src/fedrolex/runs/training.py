@@ -111,6 +111,7 @@ class Training:
             "bytes_down": down,
             "bytes_up": up,
             "macs": self._macs(taken.values()),
+            **round.average.engine.remarks,
         }
         if not row["void"]:
             new = self._finished(round)
@@ -246,6 +247,10 @@ class Training:
                 raise
             except FedrolexError as error:
                 return str(error)
+            except Exception as error:
+                if not round.average.engine.foreign or out_of_memory(error):
+                    raise
+                return f"sent what the method cannot take: {one_line(error)}"
         round.taken.append(upload.job)
         if upload.kept is not None:
             mine = upload.job.name and f"{upload.job.name}:"
