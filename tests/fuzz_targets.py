@@ -223,7 +223,7 @@ def whole_images() -> list[bytes]:
     found = []
     for kind in ("PNG", "JPEG", "BMP", "WEBP"):
         file = io.BytesIO()
-        Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4)).save(file, kind)
+        Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(file, kind)
         found.append(file.getvalue())
     return found
 
