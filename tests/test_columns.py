@@ -113,6 +113,20 @@ def test_columns_of_one_width_take_turns() -> None:
     assert all(10 <= chosen.count([column]) <= 30 for column in range(3))
 
 
+def test_devices_without_room_for_all_columns_train_narrower_ones_in_half_of_the_rounds() -> None:
+    words = ('fleet.capacities=["1", "1/2", "1/4"]', 'method.columns=["1/2", "1/4", "1/4"]', "method.turns=true")
+    training = made(*words)
+    method, server = method_of(training), training.server
+    chosen = {c: [method.trained_by(server, Member(3, c), round) for round in range(80)] for c in (1, HALF, QUARTER)}
+    assert all(each == [0, 1, 2] for each in chosen[1])
+    assert {tuple(each) for each in chosen[HALF]} == {(0,), (1, 2)}
+    assert 25 <= chosen[HALF].count([0]) <= 55
+    assert {tuple(each) for each in chosen[QUARTER]} == {(1,), (2,)}, "there are no narrower ones"
+    part = method.submodel(server, HALF)
+    assert isinstance(part, ColumnModel)
+    assert len(part.columns) == 1, "a device is given its largest column, whatever the round"
+
+
 def test_a_client_is_asked_for_its_columns_and_sends_no_more_than_those() -> None:
     training = made('fleet.capacities=["1", "1/2", "1/4"]')
     server = training.server

@@ -232,6 +232,15 @@ def test_a_damaged_summary_is_left_out_and_written_again(tmp_path: Path, text: s
     assert json.loads(again.stdout) == json.loads(first.stdout)
 
 
+def test_a_setting_of_one_method_goes_with_its_cell(tmp_path: Path) -> None:
+    """Other cells of the table, whose methods do not know the setting, refused it."""
+    words = ("overall", "--cell", "cifar10-high/columns", "--scale", "0.002", "--json")
+    done = paper(tmp_path, *words, settings=[*SMALL, "method.turns=false"])
+    assert [row["row"] for row in json.loads(done.stdout)["cells"] if row["seeds"]] == ["columns"]
+    refused = paper(tmp_path, *words, "--cell", "cifar10-high/fedrolex", settings=[*SMALL, "method.turns=false"])
+    assert "fedrolex has no turns" in str(refused.exception)
+
+
 def test_the_list_says_what_was_changed(tmp_path: Path) -> None:
     found = json.loads(paper(tmp_path, "participation", "--list", "--json", settings=["rounds=7"]).stdout)
     assert {each["rounds"] for each in found} == {7}

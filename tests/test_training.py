@@ -243,6 +243,10 @@ def test_a_step_is_what_torch_does(work: LocalTraining) -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_tf32_is_a_permission_that_a_cpu_makes_no_use_of() -> None:
+    assert same(after(training(None, "precision=tf32"), 1), after(training(None, "precision=fp32"), 1))
+
+
 def test_the_rate_falls_at_milestones() -> None:
     work = LocalTraining(lr=1.0, milestones=[3, 5], decay=0.5)
     assert [work.rate(j) for j in range(7)] == [1, 1, 1, 0.5, 0.5, 0.25, 0.25]

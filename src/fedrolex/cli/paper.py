@@ -63,6 +63,13 @@ class Shelf:
         """Of a cell's runs, but for the seed."""
         return cell.recipe(self.kind, self.scale).with_settings(self.settings).with_whole_paths()
 
+    def takes(self, cell: Cell) -> bool:
+        """Whether a cell has the kind, and its method the settings that were changed."""
+        try:
+            return self.kind in cell.kinds and bool(self.recipe(cell))
+        except FedrolexError:
+            return False
+
     def finished(self, cell: Cell) -> list[dict[str, Any]]:
         """The results of a cell's runs that have done all their rounds, by seed; those of other recipes are named."""
         found: dict[int, dict[str, Any]] = {}
@@ -202,7 +209,7 @@ def _collected(shelf: Shelf, out: Path) -> PaperTable:
     command += "".join(f" --set {quote(word)}" for word in shelf.settings) + " --cell SETUP/ROW --seeds A,B,C"
     found = PaperTable(out / f"{shelf.table}-{shelf.label}.json", f"{shelf.table}, {shelf.label}", command)
     for cell in cells(shelf.table):
-        if shelf.kind in cell.kinds:
+        if shelf.takes(cell):
             found.add(cell, shelf.recipe(cell), shelf.finished(cell))
         else:
             found.add(cell, None, [])

@@ -6,7 +6,7 @@ capacity, and the row may be larger than every client.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import torch
@@ -37,6 +37,8 @@ class Columns(Weighted):
     Attributes:
         columns: their widths, as parts of the task's model. None given: one for every capacity below the largest,
             which trains them all; two, where that would be a single one and the server's model is larger than that.
+        turns: in about half of the rounds a device that has no room for all columns leaves its largest one to others
+            and trains narrower ones, so that columns see more clients' examples.
         rows: average a class's part of a column's output layer over the clients that hold the class only, and let
             columns answer for the classes they have seen. Clients must say which classes they hold.
         server_optimizer: takes a column's average change as a gradient; see
@@ -44,6 +46,7 @@ class Columns(Weighted):
     """
 
     columns: Sequence[str] = ()
+    turns: bool = False
     rows: bool = False
     server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     needs = Needs(larger_server=True)
@@ -119,15 +122,23 @@ class Columns(Weighted):
     def trained_by(self, server: Server, member: Member, round: int) -> list[int]:
         """The columns that a client trains in a round: together no larger than its capacity."""
         widths = self._widths(server)
-        turn = int(words(1, server.seed, "turn", round, member.client)[0]) % len(widths)
-        room = self._parameters(server, member.capacity * server.scale)
-        found = []
-        for column in sorted(range(len(widths)), key=lambda column: (-widths[column], (column - turn) % len(widths))):
+        turn, other = map(int, words(2, server.seed, "turn", round, member.client))
+        order = sorted(range(len(widths)), key=lambda column: (-widths[column], (column - turn) % len(widths)))
+        found = self._fitting(server, order, member.capacity)
+        if self.turns and other % 2 and 0 < len(found) < len(widths):
+            narrower = [column for column in order if widths[column] < widths[found[0]]]
+            found = self._fitting(server, narrower, member.capacity) or found
+        return sorted(found)
+
+    def _fitting(self, server: Server, order: Sequence[int], capacity: Fraction) -> list[int]:
+        """Of some columns, taken one after the other, those for which there is still room in a device."""
+        widths, room, found = self._widths(server), self._parameters(server, capacity * server.scale), []
+        for column in order:
             size = self._parameters(server, widths[column])
             if size <= room:
                 found.append(column)
                 room -= size
-        return sorted(found)
+        return found
 
     @adding
     def take(self, round: Round, upload: Upload) -> None:
@@ -157,7 +168,7 @@ class Columns(Weighted):
 
     def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
         """The columns that a device of a capacity can hold at once; None where it can hold none."""
-        found = self.trained_by(server, Member(0, capacity), server.round)
+        found = replace(self, turns=False).trained_by(server, Member(0, capacity), server.round)
         return self._row(server, found) if found else None
 
     def _row(self, server: Server, columns: Sequence[int]) -> nn.Module:

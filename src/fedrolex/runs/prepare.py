@@ -80,8 +80,6 @@ def make_engine(recipe: Recipe, device: torch.device) -> Engine:
     """The engine that a recipe names, for a device."""
     if device.type == "cuda":
         use_tf32(recipe.precision != "fp32")
-    elif recipe.precision == "tf32":
-        raise FedrolexError("precision tf32 needs a CUDA device: use fp32 or bf16 on a CPU")
     make = ENGINES.find(recipe.engine)
     try:
         made = make(precision=recipe.precision, device=device)

@@ -1,5 +1,6 @@
 """Launches of a cohort's layers: convolutions, norms with ReLU, their gradients, and the loss."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -22,6 +23,7 @@ MASKS: dict[Mask, int] = {"none": 0, "zero": 1, "neg_inf": 2}
 COLUMNS = 16  # channels that a program adds up
 
 Launch = Callable[[], Any]
+BARRIERS = 4096  # bytes
 Convolution = tuple[str, Values]
 """The name of a convolution, and the values it is taken of (on the way back: the values it gave)."""
 
@@ -275,9 +277,12 @@ class Layers:
         ]
 
     def _fitted(self, shape: Tiling) -> Tiling:
-        """Smaller blocks where products are float32 throughout: they are long in compiling, and take more room."""
+        """Smaller blocks where numbers take more room; where products are float32 throughout, much smaller ones.
+
+        Products in float32 are long in compiling.
+        """
         if self.dots != "ieee":
-            return shape
+            return tilings.fitted(shape, self.low.itemsize, _room(self.device))
         rows, columns, depth = (min(n, most) for n, most in ((shape.rows, 64), (shape.columns, 64), (shape.depth, 32)))
         return replace(shape, rows=rows, columns=columns, depth=depth, warps=4)
 
@@ -285,3 +290,10 @@ class Layers:
         """Side and stride."""
         convolution: Any = self.model.get_submodule(name)
         return convolution.kernel_size[0], convolution.stride[0]
+
+
+def _room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have, less what barriers take."""
+    if device.type != "cuda":
+        return sys.maxsize
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) - BARRIERS

@@ -4,7 +4,7 @@ Of a cohort's places only a ``share`` has a client in a round, and programs of t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 
@@ -74,6 +74,18 @@ def weights(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int, sha
     small = rows * columns <= 1024
     depth, warps, stages = 128 if small else 64, 8 if wide else 4, 2 if small else 3
     return Tiling(rows, columns, depth, _blocks(pixels, span), warps, stages, taps)
+
+
+def fitted(shape: Tiling, element: int, room: int) -> Tiling:
+    """The tiling, no deeper than a processor has room for what is loaded ahead.
+
+    Args:
+        element: bytes of a number.
+        room: bytes of shared memory that a program may have.
+    """
+    while shape.depth > 16 and shape.stages * shape.depth * (shape.taps * shape.rows + shape.columns) * element > room:
+        shape = replace(shape, depth=shape.depth // 2)
+    return shape
 
 
 def pixels(pixels: int, channels: Sequence[int], share: Fraction | int = 1) -> Pixelwise:
