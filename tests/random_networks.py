@@ -46,13 +46,13 @@ class ImageBlock(nn.Module):
         elif kind == "shuffle":
             self.a = nn.Conv2d(inputs, 4 * width, 1)
         elif kind == "transposed":
-            self.a = nn.ConvTranspose2d(inputs, width, 2, stride=2)
+            self.up = nn.ConvTranspose2d(inputs, width, 2, stride=2)
         elif kind == "instance_norm":
-            self.a, self.norm = nn.Conv2d(inputs, width, 1), nn.InstanceNorm2d(width, affine=True)
+            self.a, self.instance = nn.Conv2d(inputs, width, 1), nn.InstanceNorm2d(width, affine=True)
         elif kind == "slopes":
             self.a, self.slopes = nn.Conv2d(inputs, width, 1), nn.PReLU(width)
         elif kind == "last_norm":
-            self.a, self.norm = nn.Conv2d(inputs, width, 1), nn.LayerNorm(width)
+            self.a, self.last = nn.Conv2d(inputs, width, 1), nn.LayerNorm(width)
         elif kind in ("pooled", "padded"):
             self.a = nn.Conv2d(inputs, width, 3, padding=1 if kind == "pooled" else 0)
         elif kind == "einsum":
@@ -87,13 +87,13 @@ class ImageBlock(nn.Module):
             case "shuffle":
                 y = F.pixel_shuffle(self.a(x), 2)[..., ::2, ::2]
             case "transposed":
-                y = F.avg_pool2d(torch.relu(self.a(x)), 2)
+                y = F.avg_pool2d(torch.relu(self.up(x)), 2)
             case "instance_norm":
-                y = F.elu(self.norm(self.a(x)))
+                y = F.elu(self.instance(self.a(x)))
             case "slopes":
                 y = self.slopes(self.a(x))
             case "last_norm":
-                y = F.hardswish(self.norm(self.a(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+                y = F.hardswish(self.last(self.a(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
             case "pooled":
                 y = F.interpolate(F.max_pool2d(self.a(x), 2), scale_factor=2.0, mode="nearest")
             case "padded":
@@ -155,15 +155,15 @@ class WordBlock(nn.Module):
             case "rms":
                 self.scale = nn.Parameter(torch.ones(inputs))
             case "both_ways":
-                self.rnn = nn.LSTM(inputs, width, batch_first=True, bidirectional=True)
+                self.lstm = nn.LSTM(inputs, width, batch_first=True, bidirectional=True)
             case "encoder":
                 self.layer = nn.TransformerEncoderLayer(inputs, 2, width, dropout=0.0, batch_first=True)
             case "multihead":
                 self.heads = nn.MultiheadAttention(inputs, 2, batch_first=True)
             case "bilinear":
-                self.a, self.b = nn.Linear(inputs, width), nn.Bilinear(inputs, width, inputs)
+                self.a, self.pairs = nn.Linear(inputs, width), nn.Bilinear(inputs, width, inputs)
             case "normalised":
-                self.norm = nn.RMSNorm(inputs)
+                self.root_mean = nn.RMSNorm(inputs)
                 self.a, self.b = nn.Linear(inputs, width), nn.Linear(width, inputs, bias=False)
             case "experts":
                 self.gate = nn.Linear(inputs, 3)
@@ -197,15 +197,15 @@ class WordBlock(nn.Module):
             case "half" | "twice" | "quarter":
                 y = {"half": 0.5, "twice": 2, "quarter": 0.25}[self.kind] * self.a(x)
             case "both_ways":
-                y = self.rnn(x)[0]
+                y = self.lstm(x)[0]
             case "encoder":
                 y = self.layer(x)
             case "multihead":
                 y = x + self.heads(x, x, x, need_weights=False)[0]
             case "bilinear":
-                y = self.b(x, torch.tanh(self.a(x)))
+                y = self.pairs(x, torch.tanh(self.a(x)))
             case "normalised":
-                y = x + self.b(F.softplus(self.a(self.norm(x))))
+                y = x + self.b(F.softplus(self.a(self.root_mean(x))))
             case "placed":
                 rows = self.a(x).flatten(0, 1)
                 order = torch.arange(rows.shape[0], device=x.device).flip(0)

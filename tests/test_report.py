@@ -17,7 +17,7 @@ from browser import Browser, opened
 from run_folders import stopped, whole
 from typer.testing import CliRunner
 
-from fedrolex import Examples, FedrolexError, FleetRecipe, Recipe, Run, Task, train
+from fedrolex import Examples, FedrolexError, FleetRecipe, Recipe, Run, Task, Training, train
 from fedrolex.cli.app import app
 from fedrolex.report import page_of, write_report
 from fedrolex.report.coverage import NEVER, OUTSIDE
@@ -79,7 +79,12 @@ def test_a_second_report_traces_nothing_unless_the_run_has_changed(
 ) -> None:
     run = Run(Path(shutil.copytree(runs / "rolling", tmp_path / "rolling")))
     made: list[Run] = []
-    monkeypatch.setattr("fedrolex.report.write.made_again", lambda run, *about: made.append(run) or made_again(run))
+
+    def noted(run: Run, *about: Any) -> Training:
+        made.append(run)
+        return made_again(run)
+
+    monkeypatch.setattr("fedrolex.report.write.made_again", noted)
     text = (run.folder / NAME).read_text()
     if damage == "cells":
         (run.folder / NAME).write_text(text.replace('"share": 1.0', '"share": 0.5', 1))
