@@ -252,7 +252,8 @@ def test_a_task_given_in_python_is_asked_for(tmp_path: Path) -> None:
     assert len(given["local"]["plain"]) == 4
 
 
-def test_data_that_is_gone_is_said_on_the_page(tmp_path: Path) -> None:
+def test_data_that_is_gone_is_said_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDROLEX_DATA", str(tmp_path))
     run = whole(tmp_path / "run", "rounds=2")
     text = (run.folder / "recipe.yaml").read_text()
     (run.folder / "recipe.yaml").write_text(text.replace("data: digits", "data: cifar10"))
