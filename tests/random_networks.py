@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 IMAGE_BLOCKS = (
     "conv", "residual", "depthwise", "grouped", "squeeze", "dense", "group_norm", "gated", "attention", "shuffle",
-    "split",
+    "split", "transposed", "instance_norm", "slopes", "last_norm", "pooled", "padded", "einsum", "scaled",
 )  # fmt: skip
 WORD_BLOCKS = (
     "linear", "mlp", "attention", "packed", "branches", "gated", "conv", "recurrent", "batch_norm", "rms", "half",
-    "twice", "quarter", "mean",
+    "twice", "quarter", "mean", "both_ways", "encoder", "multihead", "bilinear", "normalised", "placed", "experts",
 )  # fmt: skip
 
 
@@ -45,6 +45,20 @@ class ImageBlock(nn.Module):
             self.o = nn.Linear(2 * width, inputs)
         elif kind == "shuffle":
             self.a = nn.Conv2d(inputs, 4 * width, 1)
+        elif kind == "transposed":
+            self.up = nn.ConvTranspose2d(inputs, width, 2, stride=2)
+        elif kind == "instance_norm":
+            self.a, self.instance = nn.Conv2d(inputs, width, 1), nn.InstanceNorm2d(width, affine=True)
+        elif kind == "slopes":
+            self.a, self.slopes = nn.Conv2d(inputs, width, 1), nn.PReLU(width)
+        elif kind == "last_norm":
+            self.a, self.last = nn.Conv2d(inputs, width, 1), nn.LayerNorm(width)
+        elif kind in ("pooled", "padded"):
+            self.a = nn.Conv2d(inputs, width, 3, padding=1 if kind == "pooled" else 0)
+        elif kind == "einsum":
+            self.mix = nn.Parameter(torch.randn(width, inputs))
+        elif kind == "scaled":
+            self.a, self.gamma = nn.Conv2d(inputs, inputs, 1), nn.Parameter(torch.randn(inputs, 1, 1))
         else:
             self.a, self.norm = nn.Conv2d(inputs, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
 
@@ -72,6 +86,22 @@ class ImageBlock(nn.Module):
                 y = x + self.o(mixed).mT.reshape(x.shape)
             case "shuffle":
                 y = F.pixel_shuffle(self.a(x), 2)[..., ::2, ::2]
+            case "transposed":
+                y = F.avg_pool2d(torch.relu(self.up(x)), 2)
+            case "instance_norm":
+                y = F.elu(self.instance(self.a(x)))
+            case "slopes":
+                y = self.slopes(self.a(x))
+            case "last_norm":
+                y = F.hardswish(self.last(self.a(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+            case "pooled":
+                y = F.interpolate(F.max_pool2d(self.a(x), 2), scale_factor=2.0, mode="nearest")
+            case "padded":
+                y = F.leaky_relu(self.a(F.pad(x, (1, 1, 1, 1), mode="reflect")))
+            case "einsum":
+                y = torch.einsum("oc,bchw->bohw", self.mix, x).sigmoid()
+            case "scaled":
+                y = x + self.gamma * self.a(x)
             case _:
                 y = torch.relu(self.norm(self.a(x)))
         return y
@@ -124,6 +154,20 @@ class WordBlock(nn.Module):
                 self.norm = nn.BatchNorm1d(inputs)
             case "rms":
                 self.scale = nn.Parameter(torch.ones(inputs))
+            case "both_ways":
+                self.lstm = nn.LSTM(inputs, width, batch_first=True, bidirectional=True)
+            case "encoder":
+                self.layer = nn.TransformerEncoderLayer(inputs, 2, width, dropout=0.0, batch_first=True)
+            case "multihead":
+                self.heads = nn.MultiheadAttention(inputs, 2, batch_first=True)
+            case "bilinear":
+                self.a, self.pairs = nn.Linear(inputs, width), nn.Bilinear(inputs, width, inputs)
+            case "normalised":
+                self.root_mean = nn.RMSNorm(inputs)
+                self.a, self.b = nn.Linear(inputs, width), nn.Linear(width, inputs, bias=False)
+            case "experts":
+                self.gate = nn.Linear(inputs, 3)
+                self.experts = nn.ModuleList(nn.Linear(inputs, width) for _ in range(3))
             case _:
                 self.a = nn.Linear(inputs, width)
 
@@ -152,6 +196,24 @@ class WordBlock(nn.Module):
                 y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3) * self.scale
             case "half" | "twice" | "quarter":
                 y = {"half": 0.5, "twice": 2, "quarter": 0.25}[self.kind] * self.a(x)
+            case "both_ways":
+                y = self.lstm(x)[0]
+            case "encoder":
+                y = self.layer(x)
+            case "multihead":
+                y = x + self.heads(x, x, x, need_weights=False)[0]
+            case "bilinear":
+                y = self.pairs(x, torch.tanh(self.a(x)))
+            case "normalised":
+                y = x + self.b(F.softplus(self.a(self.root_mean(x))))
+            case "placed":
+                rows = self.a(x).flatten(0, 1)
+                order = torch.arange(rows.shape[0], device=x.device).flip(0)
+                y = torch.zeros_like(rows).index_add(0, order, rows).unflatten(0, x.shape[:2])
+            case "experts":
+                shares = self.gate(x).softmax(-1)
+                y = torch.stack([each(x) for each in self.experts], -1) @ shares.unsqueeze(-1)
+                y = y.squeeze(-1)
             case "mean":
                 y = torch.tanh(self.a(x)) - x.sum((1, 2), keepdim=True) / x.shape[1]
             case _:

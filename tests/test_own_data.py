@@ -1,16 +1,17 @@
-"""A task of one's own in Python: what is taken, what is refused in one line, numbers to predict, what `train` heeds."""
+"""Data of one's own in Python: what is taken, and one clear line for what is not."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from own_data import RECIPE, X, Y, network, split
 from safetensors.torch import save_file
 from told import told
 from torch import Tensor, nn
@@ -23,57 +24,25 @@ from fedrolex import (
     Examples,
     FedAvg,
     FedRolex,
-    Fjord,
-    Fleet,
     FleetRecipe,
     ImagesRecipe,
     Measure,
     PartitionRecipe,
     Recipe,
     Regression,
-    Run,
     ServerOptimizer,
     Task,
-    TaskRecipe,
-    load,
     prepare,
     train,
 )
 from fedrolex.cli.app import app
 from fedrolex.recipes import alternatives, find_recipe
-from fedrolex.runs.callbacks import tell_row
-from fedrolex.runs.run import same_data
-from fedrolex.tasks import Mask
-from fedrolex.tasks.metrics import mean_absolute_error, measured, r2
 from fedrolex.tasks.partition import Partition, by_label, dirichlet, even
-
-X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-Y = (X[:, 0] > 0).long()
-FLEET = FleetRecipe(clients=4, cohort=2, capacities=["1", "1/2"])
-RECIPE = Recipe(rounds=1, device="cpu", engine="loop", callbacks=[], fleet=FLEET)
-
-
-def network(outputs: int = 2) -> Callable[[int], nn.Module]:
-    return lambda scale: nn.Sequential(nn.Linear(4, 8 * scale), nn.ReLU(), nn.Linear(8 * scale, outputs))
-
-
-def split(x: Any = X, y: Any = Y, **changed: Any) -> Task:
-    """The examples spread over four clients, with twenty of them to test on."""
-    given: dict[str, Any] = {
-        "build": network(),
-        "train": Examples(x[:40], y[:40]),
-        "test": Examples(x[40:], y[40:]),
-        "clients": 4,
-    }
-    return Task.split(**given | changed)
 
 
 def classes(**changed: Any) -> Task:
     given: dict[str, Any] = {"name": "own", "build": network(), "train": Examples(X, Y), "test": Examples(X, Y)}
     return Classification(**given | {"parts": even(Y, 4, 0)} | changed)
-
-
-# --- what is taken ---
 
 
 class Frame:
@@ -122,9 +91,6 @@ def test_rows_of_clients_may_be_lists_or_arrays() -> None:
     assert [made.client(number).y.tolist() for number in range(4)] == [Y[part].tolist() for part in parts]
 
 
-# --- what is refused, in one line ---
-
-
 class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +129,6 @@ def with_target(value: int) -> Tensor:
 
 
 ROWS = [torch.arange(15) * 4 + i for i in range(4)]
-
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "fewer targets": (lambda: Examples(torch.zeros(1400, 2), torch.zeros(1000)), "1,400 inputs and 1,000 targets"),
     "lists": (lambda: Examples([[1.0]], [0]), "inputs of examples are a list: give a tensor or a numpy array"),
@@ -359,8 +324,6 @@ def test_static_norms_are_recalibrated_whatever_the_batch() -> None:
     assert float((said == task.test.y).double().mean()) == done.summary["global_accuracy"]
 
 
-# --- weights to start from ---
-
 WEIGHTS = dict(network()(1).named_parameters())
 
 
@@ -385,9 +348,6 @@ def test_weights_of_another_precision_are_taken(tmp_path: Path) -> None:
     save_file({name: tensor.detach().double() for name, tensor in WEIGHTS.items()}, tmp_path / "w.safetensors")
     made = prepare(replace(RECIPE, weights=str(tmp_path / "w.safetensors")), split())
     assert all(torch.equal(made.tensors()[f"model:{name}"], tensor) for name, tensor in WEIGHTS.items())
-
-
-# --- settings that counted for nothing ---
 
 
 def test_a_comparison_is_made_in_python_too(tmp_path: Path) -> None:
@@ -450,193 +410,3 @@ def test_a_run_of_a_task_given_in_python_says_so(tmp_path: Path) -> None:
     assert "trains a task given in Python: give it" in told(lambda: train(None, out=tmp_path / "run", resume=True))
     train(RECIPE.with_settings(["task.limit=100", "task.width=4"]), out=tmp_path / "digits")
     assert "leave the task out" in told(lambda: train(None, split(), out=tmp_path / "digits", resume=True))
-
-
-# --- numbers to predict ---
-
-
-def linear(rows: int = 300) -> tuple[Tensor, Tensor]:
-    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
-    return x, x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + 3
-
-
-def numbers(outputs: int = 1) -> Task:
-    x, y = linear()
-    return Task.split(network(outputs), Examples(x[:200], y[:200]), Examples(x[200:], y[200:]), clients=4)
-
-
-def test_errors_by_hand() -> None:
-    said, y = torch.tensor([[1.0], [2.0], [6.0]]), torch.tensor([[1.0], [3.0], [5.0]])
-    assert mean_absolute_error(said, y) == pytest.approx(2 / 3)
-    assert r2(said, y) == 1 - 2 / 8
-    assert r2(y, y) == 1
-    assert r2(torch.full_like(y, 3.0), y) == 0
-    same = torch.ones(3, 1)
-    assert [r2(same, same), r2(said, same)] == [1.0, 0.0]
-    both = torch.cat([y, 10 * y], 1)  # 8 and 800 of variance, 2 and 0 of error
-    assert r2(torch.cat([said, 10 * y], 1), both) == pytest.approx(1 - 2 / 808)
-
-
-@pytest.mark.parametrize("engine", ["loop", "crew"])
-def test_numbers_are_learned(engine: str, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, rounds=15, engine=engine, client=ClientRecipe(lr=0.02), callbacks=["drift", "tensorboard"])
-    task = numbers()
-    assert isinstance(task, Regression)
-    done = train(recipe, task, out=tmp_path / "run")
-    last = done.rows[-1]
-    assert last["r2"] > 0.75
-    assert last["mean_absolute_error"] < 1
-    assert {key: done.summary[key] for key in ("loss", "mean_absolute_error", "r2")} == {
-        key: last[key] for key in ("loss", "mean_absolute_error", "r2")
-    }
-    assert done.summary["best_r2"] == max(row["r2"] for row in done.rows if "r2" in row)
-    assert not any("accuracy" in key for key in done.summary)
-    with torch.no_grad():
-        said = done.model.eval()(task.test.x)
-    assert float((said - task.test.y).square().mean()) == pytest.approx(last["loss"], rel=1e-5)
-    assert last["mean_absolute_error"] == mean_absolute_error(said, task.test.y)
-
-
-def test_methods_of_classes_do_not_take_numbers() -> None:
-    for recipe, says in (
-        (RECIPE.with_settings(["method=feddf"]), "feddf compares scores of classes"),
-        (RECIPE.with_settings(["method=fedgkt"]), "fedgkt compares scores of classes"),
-        (RECIPE.with_settings(["method=fedselect"]), "fedselect needs one axis for the 0 classes"),
-        (RECIPE.with_settings(["method.rows=true"]), "method.rows needs one axis for the 0 classes"),
-        (RECIPE.with_settings(["client.mask=zero"]), "client.mask is zero, but task has no classes to mask"),
-        (RECIPE.with_settings(["method=fjord"]), "method.distil compares scores of classes, which task has not"),
-        (RECIPE.with_settings(["evaluation.metrics=[top5]", "evaluate_every=1"]), "metric top5 failed"),
-    ):
-        assert says in told(lambda recipe=recipe: train(recipe, numbers()))  # type: ignore[misc]
-    assert train(replace(RECIPE, method=Fjord(distil=False)), numbers()).summary["r2"] < 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line(TaskRecipe):
-    """A task of numbers, as a section of a recipe."""
-
-    def open(self, fleet: FleetRecipe, *, seed: int, folder: Path, mask: Mask) -> tuple[Task, Fleet]:
-        return numbers(), fleet.build(seed)
-
-
-def test_a_comparison_of_numbers_on_the_command_line(tmp_path: Path) -> None:
-    words = ["task=test_own_data:Line", "fleet.clients=4", "fleet.cohort=2", "rounds=2", "compare=true", "device=cpu",
-             "evaluation.submodels=true", "client.lr=0.02"]  # fmt: skip
-    settings = [word for each in words for word in ("--set", each)]
-    done = CliRunner().invoke(app, ["train", *settings, "--out", str(tmp_path / "run")], env={"COLUMNS": "160"})
-    assert done.exit_code == 0, done.output
-    for said in ("mean absolute error", "R²", "sub-models of fedrolex, R²: 1: ", "in R²."):
-        assert said in done.stdout
-    assert "accuracy" not in done.stdout.replace("accuracy.png", "")
-    assert (tmp_path / "run" / "accuracy.png").is_file()
-
-
-# --- a task of one's own ---
-
-
-@dataclass(frozen=True)
-class Odd(Classification):
-    """Says something odd about its data, or about a model."""
-
-    print_: object = "data"
-    accuracy: object = 0.5
-    said: object = None
-
-    def fingerprint(self) -> Any:
-        if isinstance(self.print_, Exception):
-            raise self.print_
-        return self.print_
-
-    def evaluate(self, model: nn.Module, **how: Any) -> dict[str, Any]:
-        return {**super().evaluate(model, **how), "global_accuracy": self.accuracy}
-
-    def facts(self) -> dict[str, Any]:
-        return {"said": self.said}
-
-
-def odd(**changes: Any) -> Odd:
-    plain = split()
-    assert isinstance(plain, Classification)
-    return Odd(**{each.name: getattr(plain, each.name) for each in fields(plain)} | {"name": "own", **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"print_": None}, "fingerprint() of task own gives a NoneType: give text"),
-        ({"print_": 7}, "fingerprint() of task own gives a int: give text"),
-        ({"print_": KeyError("x")}, "fingerprint() of task own failed: KeyError: 'x'"),
-        ({"accuracy": "good"}, "task own gives global_accuracy 'good': give a number"),
-        ({"said": object}, "facts() of task own failed: TypeError: Object of type type is not JSON serializable"),
-    ],
-)
-def test_what_a_task_of_ones_own_says_is_checked(changes: dict[str, Any], line: str) -> None:
-    assert line in told(lambda: train(RECIPE, odd(**changes)))
-
-
-def test_a_run_goes_on_by_the_part_of_a_fingerprint_before_the_plus(tmp_path: Path) -> None:
-    """A task that hashes more than the version which began the run."""
-    train(RECIPE, odd(print_="a"), out=tmp_path / "run")
-    train(None, odd(print_="a+b"), out=tmp_path / "run", resume=True)
-    said = told(lambda: train(None, odd(print_="a+c"), out=tmp_path / "run", resume=True))
-    assert "has changed since its checkpoint" in said
-    assert not any(same_data({"data": "a"}, other) for other in ("ab", "b", "", "b+a"))
-
-
-def test_examples_put_aside_count_in_a_fingerprint_after_a_plus() -> None:
-    plain = split(validation=0.2, public=0.2)
-    assert isinstance(plain, Classification)
-    assert plain.public is not None
-    other = replace(plain, public=Examples(plain.public.x + 1, plain.public.y))
-    assert plain.fingerprint() != other.fingerprint()
-    assert plain.fingerprint().partition("+")[0] == other.fingerprint().partition("+")[0]
-    assert "+" not in split().fingerprint()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holding(FedAvg):
-    """A method with a setting of any kind."""
-
-    what: Any = None
-
-
-def test_a_recipe_holds_numbers_of_numpy_and_no_objects(tmp_path: Path) -> None:
-    rate = np.float64(0.125)
-    train(replace(RECIPE, client=ClientRecipe(lr=rate)), split(), out=tmp_path / "run")
-    assert Run.open(tmp_path / "run").recipe().client.lr == 0.125
-
-    said = told(lambda: train(replace(RECIPE, method=Holding(what=print)), split(), out=tmp_path / "other"))
-    assert "a recipe cannot hold <built-in function print>" in said
-    assert [each.name for each in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
-def test_a_path_that_nothing_can_have_is_one_line(name: str) -> None:
-    assert "a run's folder cannot be " in told(lambda: train(RECIPE, split(), out=name))
-    assert "a run's folder cannot be " in told(lambda: load(name))
-
-
-def test_autocast_around_a_training_changes_nothing() -> None:
-    seen: list[bool] = []
-    with torch.autocast("cpu", torch.bfloat16):
-        train(RECIPE, split(), progress=lambda row: seen.append(torch.is_autocast_enabled("cpu")))
-    assert seen == [False]
-
-
-class Late(Callback):
-    """Changes the metrics when they are complete."""
-
-    def row(self, training: Any, row: dict[str, Any]) -> None:
-        row["dropped"]["0"] = object()
-
-
-def test_complete_metrics_are_not_changed() -> None:
-    row = {"round": 0, "dropped": {}}
-    said = told(lambda: tell_row([Callback(), Late()], Any, row))  # type: ignore[arg-type]
-    assert "callback Late changed the metrics of a round in row(), when they are complete: add to them in" in said
-    assert row == {"round": 0, "dropped": {}}
-
-
-def test_a_metric_gives_a_number_and_no_text() -> None:
-    said = told(lambda: measured({"mine": lambda *_: "0.5"}, X, Y, {}))  # type: ignore[dict-item]
-    assert said == "metric mine failed: TypeError: it gives text, not a number"

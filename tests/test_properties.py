@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,6 +61,7 @@ def check(
             parameter.copy_(torch.randn_like(parameter) * 0.5)
     same_function(model, axes, other, data)
     pasted_and_folded(model, axes, other, draw_window(data, axes))
+    averaged(model, axes, [draw_window(data, axes) for _ in range(2)])
     as_built(model, build(kinds, [width // 2 for width in widths]), axes, other, draw_window(data, axes, half=True))
 
 
@@ -94,6 +95,26 @@ def pasted_and_folded(model: nn.Module, axes: Axes, x: Tensor, window: Window) -
     for name, tensor in axes.take(after, window).items():
         if tensor.is_floating_point():
             close(tensor, axes.state(small, window)[name])
+
+
+def averaged(model: nn.Module, axes: Axes, windows: Sequence[Window]) -> None:
+    """Clients of different windows and weights are averaged position by position, where each of them trained."""
+    before = {name: tensor.clone() for name, tensor in axes.state(model).items()}
+    fold = Fold(axes, before)
+    sums, weights = ({name: torch.zeros_like(tensor) for name, tensor in before.items()} for _ in range(2))
+    for client, window in enumerate(windows):
+        weight = 1.0 + 2 * client
+        part = {name: torch.ones_like(t) + client for name, t in axes.take(before, window).items()}
+        fold.add(client, part, window, weight)
+        for total, value in ((sums, part), (weights, {name: torch.ones_like(t) for name, t in part.items()})):
+            placed = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+            axes.put(placed, value, window)
+            for name, tensor in placed.items():
+                total[name] += (weight * tensor).to(tensor.dtype)
+    for name, tensor in fold.average().items():
+        if tensor.is_floating_point():
+            mean = sums[name] / weights[name].clamp(min=1)
+            close(tensor, torch.where(weights[name] > 0, mean, before[name]))
 
 
 def as_built(model: nn.Module, smaller: nn.Module, axes: Axes, x: Tensor, window: Window) -> None:

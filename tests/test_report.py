@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,10 +17,11 @@ from browser import Browser, opened
 from run_folders import stopped, whole
 from typer.testing import CliRunner
 
-from fedrolex import Examples, FedrolexError, FleetRecipe, Recipe, Run, Task, train
+from fedrolex import Examples, FedrolexError, FleetRecipe, Recipe, Run, Task, Training, train
 from fedrolex.cli.app import app
 from fedrolex.report import page_of, write_report
 from fedrolex.report.coverage import NEVER, OUTSIDE
+from fedrolex.report.kept import NAME
 from fedrolex.report.told import faults, told
 from fedrolex.report.write import filled, known
 from fedrolex.runs.load import made_again
@@ -69,6 +71,44 @@ def test_the_page_has_every_run_and_loads_nothing(page: Path, runs: Path) -> Non
         assert found["runs"][place]["costs"]["bytes_up"] == [row["bytes_up"] for row in rows]
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
     assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize("damage", [None, "cells", "metrics", "bytes"])
+def test_a_second_report_traces_nothing_unless_the_run_has_changed(
+    damage: str | None, runs: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(Path(shutil.copytree(runs / "rolling", tmp_path / "rolling")))
+    made: list[Run] = []
+
+    def noted(run: Run, *about: Any) -> Training:
+        made.append(run)
+        return made_again(run)
+
+    monkeypatch.setattr("fedrolex.report.write.made_again", noted)
+    text = (run.folder / NAME).read_text()
+    if damage == "cells":
+        (run.folder / NAME).write_text(text.replace('"share": 1.0', '"share": 0.5', 1))
+        assert (run.folder / NAME).read_text() != text
+    elif damage == "metrics":
+        run.metrics.write_text("".join(json.dumps(row) + "\n" for row in run.rows()[:-1]))
+    elif damage == "bytes":
+        (run.folder / NAME).write_bytes(b"\xff{" + text.encode()[:50])
+    found = known(run)
+    assert len(made) == (damage is not None)
+    before = data_of(page.read_text())["runs"][0]
+    for part in ("windows", "coverage", "local"):
+        assert (json.loads(json.dumps(found[part])) == before[part]) == (damage != "metrics" or part == "local")
+    assert (run.folder / NAME).read_text() == text or damage == "metrics"
+    known(run)
+    assert len(made) == (damage is not None)
+
+
+def test_nothing_is_kept_where_code_of_ones_own_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trusting.py").write_text("from fedrolex.methods import FedRolex\nclass Trusting(FedRolex): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = whole(tmp_path / "run", "method=trusting:Trusting", "rounds=1")
+    assert "windows" in known(run)
+    assert not (run.folder / NAME).exists()
 
 
 def test_text_of_runs_is_never_markup(page: Path) -> None:
@@ -212,7 +252,8 @@ def test_a_task_given_in_python_is_asked_for(tmp_path: Path) -> None:
     assert len(given["local"]["plain"]) == 4
 
 
-def test_data_that_is_gone_is_said_on_the_page(tmp_path: Path) -> None:
+def test_data_that_is_gone_is_said_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDROLEX_DATA", str(tmp_path))
     run = whole(tmp_path / "run", "rounds=2")
     text = (run.folder / "recipe.yaml").read_text()
     (run.folder / "recipe.yaml").write_text(text.replace("data: digits", "data: cifar10"))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from test_conformance import CUDA, alike, changes
-from test_tasks import WORDS, corpus
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from word_tasks import WORDS, corpus
 
 from fedrolex import Examples, LocalTraining, Recipe, Task, Training, prepare, trace
 from fedrolex.clients.messages import MODEL, Network, RoundPlan

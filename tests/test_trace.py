@@ -1,9 +1,7 @@
-"""Deriving axes: one small model a mechanism, each cut compared with the same class built smaller."""
+"""What tracing ties together, and what it keeps whole: small models with known answers."""
 
 from __future__ import annotations
 
-import copy
-import math
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from small import Residual, residual_axes, same_as_built
 from torch import Tensor, nn
+from traced_models import Attention
 
 from fedrolex import Axes, FedrolexError, Hints, Random, Rolling, Static, Window, trace
 from fedrolex.slicing import WHOLE, Arc, Cat, Fixed, Prod, Ref, pick
@@ -18,9 +17,6 @@ from fedrolex.slicing import WHOLE, Arc, Cat, Fixed, Prod, Ref, pick
 
 def kinds(axes: Axes) -> dict[str, tuple[int, str]]:
     return {name: (axis.size, axis.kind) for name, axis in axes.axes.items()}
-
-
-# --- what is tied to what ---
 
 
 def test_a_residual_stream_is_one_axis_and_a_channel_becomes_four_inputs() -> None:
@@ -80,34 +76,6 @@ def test_a_depthwise_convolution_with_a_multiplier() -> None:
     assert axes.axes["depth.part"].kind == "factor", "a dimension is cut once, not by β twice"
     window = Rolling().window(axes, round=6, capacity="1/2")
     same_as_built(Separable, {}, {"width": 4}, window, axes, torch.randn(2, 3, 6, 6))
-
-
-class Attention(nn.Module):
-    """Attention in several spellings; ``style`` says which."""
-
-    def __init__(self, stream: int = 12, qk: int = 6, v: int = 4, style: str = "sdpa") -> None:
-        super().__init__()
-        self.style, self.qk = style, qk
-        self.embed = nn.Linear(5, stream)
-        self.q, self.k = nn.Linear(stream, 3 * qk), nn.Linear(stream, 3 * qk)
-        self.v, self.o = nn.Linear(stream, 3 * v), nn.Linear(3 * v, stream)
-        self.norm = nn.LayerNorm(stream)
-        self.head = nn.Linear(stream, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        q, k, v = (part(x).unflatten(-1, (3, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        if self.style == "sdpa":
-            mixed = F.scaled_dot_product_attention(q, k, v)
-        elif self.style == "divide":
-            mixed = (q @ k.transpose(-2, -1) / math.sqrt(self.qk)).softmax(-1) @ v
-        elif self.style == "multiply":
-            mixed = ((q * self.qk**-0.5) @ k.mT).softmax(-1) @ v
-        else:
-            scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / torch.full([], q.shape[-1] ** 0.5)
-            mixed = torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v)
-        y: Tensor = self.head(self.norm(x + self.o(mixed.transpose(1, 2).flatten(2))).mean(1))
-        return y
 
 
 @pytest.mark.parametrize("style", ["sdpa", "divide", "multiply", "einsum"])
@@ -238,9 +206,6 @@ def test_concatenation_gating_and_pixel_shuffle() -> None:
     same_as_built(Joined, {}, {"a": 2, "b": 3, "gate": 3}, window, axes, torch.randn(2, 3, 4, 4))
 
 
-# --- what cannot be cut is frozen or refused, never cut wrongly ---
-
-
 class Order(nn.Module):
     """Channels whose order matters to ``name``."""
 
@@ -338,212 +303,6 @@ def test_a_wrong_rule_would_be_caught_by_the_proof(monkeypatch: pytest.MonkeyPat
     _, axes = residual_axes()
     assert [axis.name for axis in axes.cut_axes] == ["a"]
     assert any("failed its proof" in note.what for note in axes.frozen)
-
-
-# --- the sub-model is an ordinary module ---
-
-
-class Switching(nn.Module):
-    """Behaves differently in training beyond dropout and norms; returns more than one thing."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.a, self.norm, self.b = nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 3)
-        self.extra = nn.Linear(width, 2)
-        self.dropout = nn.Dropout(0.5)
-
-    def forward(self, x: Tensor, shift: Tensor | None = None) -> dict[str, Tensor]:
-        x = torch.relu(self.norm(self.a(x if shift is None else x + shift)))
-        out = {"scores": self.b(self.dropout(x))}
-        if self.training:
-            out["extra"] = self.extra(x)
-        return out
-
-
-def test_train_and_eval_are_both_traced() -> None:
-    model = Switching()
-    axes = trace(model, torch.randn(4, 4))
-    assert model.training
-    assert int(model.norm.num_batches_tracked) == 0, "tracing does not touch the model"  # type: ignore[arg-type]
-    cut = axes.cut(model, Rolling().window(axes, round=5, capacity="1/2"))
-    x = torch.randn(6, 4)
-    assert set(cut(x)) == {"scores", "extra"}
-    assert not torch.equal(cut(x)["scores"], cut(x)["scores"]), "dropout is on"
-    assert int(cut.get_buffer("norm.num_batches_tracked")) == 3
-    cut.eval()
-    assert set(cut(x)) == {"scores"}
-    assert torch.equal(cut(x)["scores"], cut(x)["scores"])
-    assert int(cut.get_buffer("norm.num_batches_tracked")) == 3
-
-
-def test_a_cut_behaves_like_any_module() -> None:
-    model, axes = residual_axes()
-    cut = axes.cut(model, Rolling().window(axes, round=2, capacity="1/2")).eval()
-    for batch in (1, 2, 5):
-        assert cut(torch.randn(batch, 3, 8, 8)).shape == (batch, 5)
-    assert [n for n, _ in cut.named_parameters()] == [n for n, _ in model.named_parameters()]
-    assert list(cut.state_dict()) == list(model.state_dict())
-    twin = copy.deepcopy(cut)
-    x = torch.randn(2, 3, 8, 8)
-    assert torch.equal(twin(x), cut(x))
-    twin.get_parameter("a.weight").data.zero_()
-    assert not torch.equal(twin(x), cut(x)), "a copy has weights of its own"
-    assert cut.double()(x.double()).dtype is torch.float64
-    assert next(cut.to("meta").parameters()).is_meta
-    again = axes.cut(model, Rolling().window(axes, round=2, capacity="1/2"))
-    stepped = torch.optim.SGD(again.parameters(), lr=0.1)
-    again(x).sum().backward()
-    stepped.step()
-    torch.func.functional_call(again, dict(again.named_parameters()), (x,))
-
-
-def test_tensors_a_sub_model_makes_follow_its_device() -> None:
-    class Mask(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.b(self.a(x) + torch.zeros(8, device=x.device))
-            return y
-
-    model = Mask()
-    axes = trace(model, torch.randn(2, 4))
-    cut = axes.cut(model, Static().window(axes, round=0, capacity="1/2")).to("meta")
-    assert cut(torch.randn(2, 4, device="meta")).device.type == "meta"
-
-
-def test_frozen_parameters_stay_frozen_and_arguments_keep_their_names() -> None:
-    model = Switching().eval()
-    model.a.weight.requires_grad_(False)
-    axes = trace(model, {"x": torch.randn(4, 4), "shift": torch.randn(4, 4)})
-    cut = axes.cut(model, Static().window(axes, round=0, capacity="1/2")).eval()
-    assert not cut.get_parameter("a.weight").requires_grad
-    x, shift = torch.randn(2, 4), torch.randn(2, 4)
-    torch.testing.assert_close(cut(x, shift)["scores"], cut(shift=shift, x=x)["scores"])
-    with pytest.raises(TypeError, match="shift is missing"):
-        cut(x)
-    with pytest.raises(TypeError, match="not part of the trace"):
-        cut(x, shift, mask=x)
-
-
-def test_gradients_do_not_cross_no_grad_regions() -> None:
-    class Stopped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.t, self.b = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                target = self.t(x)
-            y: Tensor = self.b(self.a(x) * target)
-            return y
-
-    model = Stopped()
-    axes = trace(model, torch.randn(2, 4))
-    cut = axes.cut(model, Rolling().window(axes, round=6, capacity="1/2"))
-    cut(torch.randn(2, 4)).sum().backward()
-    assert {n for n, p in cut.named_parameters() if p.grad is None} == {"t.weight", "t.bias"}
-
-
-# --- what a model or its user can say ---
-
-
-def test_hints_name_freeze_and_tie() -> None:
-    model = Residual()
-    x = torch.randn(2, 3, 8, 8)
-    named = trace(model, x, Hints(name={"stem.weight:0": "stream", "a": "inner"}))
-    assert [axis.name for axis in named.cut_axes] == ["stream", "inner"]
-    frozen = trace(model, x, Hints(freeze=["a.weight:0"]))
-    assert [axis.name for axis in frozen.cut_axes] == ["stem"]
-    assert [note.what for note in frozen.frozen if note.about == "a.weight:0"] == ["frozen on request"]
-    tied = trace(Residual(8, 8), x, Hints(tie=[["stem.weight:0", "a.weight:0"]]))
-    assert len(tied.cut_axes) == 1
-    assert tied.freeze("stem").cut_axes == ()
-
-
-def test_a_kind_can_be_overridden_to_cut_heads() -> None:
-    model = Attention()
-    axes = trace(model, torch.randn(2, 7, 5), Hints(kind={"q.heads": "width", "q.qk": "factor", "v.v": "factor"}))
-    cut = axes.cut(model, Rolling().window(axes, round=1, capacity="1/3"))
-    assert cut.get_parameter("q.weight").shape == (6, 4)
-
-
-@pytest.mark.parametrize(
-    ("hints", "says"),
-    [
-        (Hints(freeze=["nothing*"]), "nothing matches"),
-        (Hints(name={"nothing:0": "x"}), "no axis matches"),
-        (Hints(tie=[["stem.weight:0", "z:1"]]), "'z:1'"),
-        (Hints(kind={"z": "width"}), "no axis 'z'"),
-    ],
-)
-def test_hints_that_match_nothing_are_refused(hints: Hints, says: str) -> None:
-    with pytest.raises(FedrolexError, match=says):
-        trace(Residual(), torch.randn(2, 3, 8, 8), hints)
-
-
-# --- layouts travel without the model ---
-
-
-def test_layouts_survive_json_and_cut_without_the_graph() -> None:
-    model, axes = residual_axes()
-    copied = Axes.from_json(axes.to_json())
-    assert copied.encode() == axes.encode()
-    window = Rolling().window(copied, round=5, capacity="1/2")
-    assert window == Rolling().window(axes, round=5, capacity="1/2")
-    state = axes.state(model)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(copied.take(state, window).values(), axes.take(state, window).values(), strict=True)
-    )
-    with pytest.raises(FedrolexError, match="loaded without a model"):
-        copied.cut(model, window)
-
-
-def nested(depth: int) -> str:
-    """Axes with a layout of so many parts inside parts."""
-    dims = '{"prod": [' * depth + "1" + "]}" * depth
-    tensor = f'{{"dims": [{dims}], "role": "parameter", "reads": [], "floating": true}}'
-    return f'{{"format": 1, "axes": {{}}, "tensors": {{"t": {tensor}}}, "aliases": {{}}, "frozen": [], "notes": []}}'
-
-
-def test_a_layout_of_a_hundred_parts_inside_parts_can_be_used() -> None:
-    axes = Axes.from_json(nested(100))
-    assert axes.shape("t") == (1,)
-    assert axes.take({"t": torch.ones(1)}, WHOLE)["t"].tolist() == [1.0]
-    assert Axes.from_json(axes.to_json()).encode() == axes.encode()
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{", "not JSON"),
-        ("[]", "expected a JSON object"),
-        ('{"format": 2}', "format 2, this version reads 1"),
-        ('{"format": 1}', "damaged"),
-        ("[" * 100_000 + "]" * 100_000, "not JSON: maximum recursion depth"),
-        ('{"format": ' + "1" * 5000 + "}", "not JSON: Exceeds the limit"),
-        ('{"layouts": [1]}', "format None, this version reads 1"),
-        (nested(100_000), "not JSON: maximum recursion depth"),
-        (nested(101), "parts are nested more than 100 deep"),
-    ],
-    ids=range(9),
-)
-def test_damaged_layouts_are_refused_in_one_line(text: str, says: str) -> None:
-    with pytest.raises(FedrolexError, match=says):
-        Axes.from_json(text)
-
-
-def test_a_different_model_is_refused() -> None:
-    _, axes = residual_axes()
-    with pytest.raises(FedrolexError, match="not the one that was traced"):
-        axes.cut(nn.Linear(2, 2), WHOLE)
-    with pytest.raises(FedrolexError, match=r"stem.weight has shape \(4, 3, 3, 3\)"):
-        axes.cut(Residual(4), WHOLE)
-
-
-# --- rows that go to numbered places ---
 
 
 class Placed(nn.Module):

@@ -182,6 +182,22 @@ def test_adam_is_adam(rate: Any) -> None:
     assert float(slot.memory.count) == 0
 
 
+@pytest.mark.parametrize(
+    ("work", "tensors"),
+    [
+        (LocalTraining(), (0, 0)),
+        (LocalTraining(momentum=0.9), (2, 0)),
+        (LocalTraining(optimizer="adam"), (2, 2)),
+    ],
+)
+def test_an_optimiser_takes_the_memory_that_its_steps_use(work: LocalTraining, tensors: tuple[int, int]) -> None:
+    slot = Slot(nn.Linear(6, 3))
+    for _ in range(2):
+        work.begin(slot.memory, slot.parameters)
+        work.step(slot, torch.randn(5, 6), torch.randint(0, 3, (5,)), nn.functional.cross_entropy, 0.1)
+        assert (len(slot.memory.first), len(slot.memory.second)) == tensors
+
+
 def test_positions_outside_every_window_keep_their_bits() -> None:
     made = training(Still(), 'fleet.capacities=["1/2"]')
     before = {name: tensor.clone() for name, tensor in made.server.state[MODEL].items()}

@@ -1,67 +1,30 @@
-"""One model, every device: train a large PyTorch model on devices that each hold only a part of it."""
+"""One model, every device: train a large PyTorch model on devices that each hold only a part of it.
 
-from fedrolex.clients import Failure, Job, LocalTraining, RoundPlan, Upload, Visit
-from fedrolex.core import CALLBACKS, DATASETS, ENGINES, METHODS, METRICS, MODELS, SCHEMES, TASKS, FedrolexError
+The names are those of :mod:`fedrolex.api`. That module is imported when one of its names is used first: importing
+PyTorch takes seconds, and ``fedrolex --help`` needs none of it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedrolex.core.version import VERSION
-from fedrolex.data.images import ImageSet
-from fedrolex.methods import (
-    DSFL,
-    Averaging,
-    FedAvg,
-    FedBE,
-    FedDF,
-    FedDropout,
-    FedET,
-    FedGKT,
-    FedProx,
-    FedRolex,
-    FedSelect,
-    Fjord,
-    HeteroFL,
-    Method,
-    Needs,
-    OneSize,
-    Scaffold,
-    ServerOptimizer,
-    Setup,
-    SubModels,
-)
-from fedrolex.models import ImageModel
-from fedrolex.recipes import ClientRecipe, FleetRecipe, ImagesRecipe, PartitionRecipe, Recipe, TaskRecipe, WordsRecipe
-from fedrolex.rounds import Engine, Fleet, Round, Server
-from fedrolex.runs import Callback, Exported, Run, Trained, Training, export, load, prepare, train
-from fedrolex.slicing import (
-    Axes,
-    Axis,
-    Blocks,
-    Fold,
-    Hints,
-    Ordered,
-    Random,
-    RandomMiswired,
-    Rolling,
-    Scheme,
-    Select,
-    Static,
-    Window,
-    exact,
-    pick,
-    spread,
-    trace,
-)
-from fedrolex.tasks import Classification, Examples, Measure, NextWord, Regression, Task
-from fedrolex.theory.coverage import Coverage, coverage
+
+if TYPE_CHECKING:
+    from fedrolex.api import *  # noqa: F403
+    from fedrolex.api import __all__ as __all__
 
 __version__ = VERSION
 
-__all__ = [
-    "CALLBACKS", "DATASETS", "DSFL", "ENGINES", "METHODS", "METRICS", "MODELS", "SCHEMES", "TASKS", "Averaging",
-    "Axes", "Axis", "Blocks", "Callback", "Classification", "ClientRecipe", "Coverage", "Engine", "Examples",
-    "Exported", "Failure", "FedAvg", "FedBE", "FedDF", "FedDropout", "FedET", "FedGKT", "FedProx", "FedRolex",
-    "FedSelect", "FedrolexError", "Fjord", "Fleet", "FleetRecipe", "Fold", "HeteroFL", "Hints", "ImageModel",
-    "ImageSet", "ImagesRecipe", "Job", "LocalTraining", "Measure", "Method", "Needs", "NextWord", "OneSize", "Ordered",
-    "PartitionRecipe", "Random", "RandomMiswired", "Recipe", "Regression", "Rolling", "Round", "RoundPlan",
-    "Run", "Scaffold", "Scheme", "Select", "Server", "ServerOptimizer", "Setup", "Static", "SubModels", "Task",
-    "TaskRecipe", "Trained", "Training", "Upload", "Visit", "Window", "WordsRecipe", "coverage", "exact", "export",
-    "load", "pick", "prepare", "spread", "trace", "train",
-]  # fmt: skip
+
+def __getattr__(name: str) -> Any:
+    if name != "__all__" and name.startswith("_"):  # what Python itself asks for
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    api = import_module("fedrolex.api")
+    if name not in ("__all__", *api.__all__):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(api, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__getattr__("__all__")]

@@ -3,47 +3,88 @@
 import signal
 import sys
 from io import TextIOWrapper
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from fedrolex import __version__
-from fedrolex.cli.costs import costs_command
-from fedrolex.cli.coverage import coverage_command
-from fedrolex.cli.data import data_app
-from fedrolex.cli.evaluate import evaluate_command
-from fedrolex.cli.export import export_command
-from fedrolex.cli.fit import fit_command
-from fedrolex.cli.listing import list_command, show_command
-from fedrolex.cli.paper import paper_command
-from fedrolex.cli.report import report_command
-from fedrolex.cli.runs import compare_command, runs_command
-from fedrolex.cli.slice import slice_command
-from fedrolex.cli.train import resume_command, train_command
 from fedrolex.core import FedrolexError
-from fedrolex.rounds import out_of_memory
+from fedrolex.core.importing import resolve
+from fedrolex.core.version import VERSION
 
-app = typer.Typer(name="fedrolex", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("train")(train_command)
-app.command("resume")(resume_command)
-app.command("runs")(runs_command)
-app.command("evaluate")(evaluate_command)
-app.command("compare")(compare_command)
-app.command("report")(report_command)
-app.command("export")(export_command)
-app.command("list")(list_command)
-app.command("show")(show_command)
-app.command("slice")(slice_command)
-app.command("coverage")(coverage_command)
-app.command("costs")(costs_command)
-app.command("fit")(fit_command)
-app.command("paper")(paper_command)
-app.add_typer(data_app)
+COMMANDS = {
+    "train": ("train:train_command", "Train one recipe or several; with none, the quickstart."),
+    "resume": ("train:resume_command", "Go on from the last checkpoint, bit for bit; --set rounds=N for more rounds."),
+    "runs": ("runs:runs_command", "List runs: their state, rounds, accuracy, method and task."),
+    "evaluate": (
+        "evaluate:evaluate_command",
+        "Measure the model of a run's newest checkpoint again, beside what was reported for its round.",
+    ),
+    "compare": (
+        "runs:compare_command",
+        "How good runs are side by side, and in which settings of their recipes they differ.",
+    ),
+    "report": (
+        "report:report_command",
+        "Write one page that needs nothing else: curves, windows, coverage, local accuracies, costs, faults, recipes.",
+    ),
+    "export": (
+        "export:export_command",
+        "Write the model that a device of a capacity runs: chosen, calibrated, measured.",
+    ),
+    "list": ("listing:list_command", "Everything that recipes may name, and from where it comes."),
+    "show": ("listing:show_command", "The fully resolved recipe: every key that counts, defaults included."),
+    "slice": ("slice:slice_command", "Derive the axes of a model and prove them."),
+    "coverage": (
+        "coverage:coverage_command",
+        "Rounds until everything is trained, in theory; nodes and weights each scheme reaches, counted.",
+    ),
+    "costs": (
+        "costs:costs_command",
+        "Parameters, size and operations at each capacity of a recipe's fleet, and the fleet's mean.",
+    ),
+    "fit": ("fit:fit_command", "The largest capacity whose training step fits into a device's memory."),
+    "paper": (
+        "paper:paper_command",
+        "Reproduce a table, figure or lemma of the paper: train the cells that are missing, then collect all.",
+    ),
+    "data": ("data:data_app", "Get data sets, and see which are there."),
+}
+"""Of every command the place in ``fedrolex.cli``, and the first line of its help: it is imported only when it runs."""
+
+
+class Commands(TyperGroup):
+    """The commands by name. Listing them imports none; PyTorch alone takes seconds."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name, help=said) for name, (_, said) in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that the first of the words names, imported, and the words after it."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else imported(name), rest
+
+
+def imported(name: str) -> Any:
+    """The command of a name, with its options."""
+    found = resolve(f"fedrolex.cli.{COMMANDS[name][0]}", here=False)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(found)
+        found = alone
+    return get_command(found)
+
+
+app = typer.Typer(
+    name="fedrolex", cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedrolex {__version__}")
+        typer.echo(f"fedrolex {VERSION}")
         raise typer.Exit
 
 
@@ -71,6 +112,8 @@ def main() -> None:
     except BrokenPipeError:
         raise SystemExit(1) from None
     except RuntimeError as error:
+        from fedrolex.rounds import out_of_memory  # with PyTorch, which raised it
+
         if not out_of_memory(error):
             raise
         remedy = "use a smaller model, batch or cohort, or end what else runs there"

@@ -12,7 +12,9 @@ from fedrolex.cli.options import AsJson, DataFolder
 from fedrolex.data.get import CATALOGUE, find_source, get, lacking
 from fedrolex.data.where import data_folder
 
-data_app = typer.Typer(name="data", help="Get data sets, and see which are there.", no_args_is_help=True)
+data_app = typer.Typer(
+    name="data", help="Get data sets, and see which are there.", no_args_is_help=True, add_completion=False
+)
 
 
 @data_app.command("get")

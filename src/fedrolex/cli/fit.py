@@ -16,7 +16,7 @@ from fedrolex.core import FedrolexError
 from fedrolex.recipes import Recipe, find_recipe
 from fedrolex.slicing import Static, exact, trace
 from fedrolex.slicing.inputs import Inputs
-from fedrolex.theory.memory import Memory, in_bytes, training_memory
+from fedrolex.theory.memory import StepMemory, in_bytes, training_memory
 
 BATCH = 16
 COLUMNS = ("weights", "gradients", "optimizer", "activations", "temporary", "total")
@@ -75,7 +75,7 @@ def fit_command(
 
 def _taken(
     model: nn.Module, example: Any, names: list[str], recipe: Recipe | None, batch: int, optimizer: str
-) -> dict[str, Memory]:
+) -> dict[str, StepMemory]:
     """What a step takes at every capacity; a capacity is a part of what the largest client trains."""
     scale = 1 if recipe is None else recipe.fleet.server_scale
     own: dict[Fraction, nn.Module] = {} if recipe is None else recipe.task.make_models()
@@ -95,7 +95,7 @@ def _optimizer(recipe: Recipe) -> str:
     return "momentum" if plain == "sgd" and recipe.client.momentum else plain
 
 
-def _show(what: str, taken: dict[str, Memory], room: int, batch: int, optimizer: str, best: str | None) -> None:
+def _show(what: str, taken: dict[str, StepMemory], room: int, batch: int, optimizer: str, best: str | None) -> None:
     screen = console()
     rows = [
         (name, f"{one.parameters:,}", *(_mb(getattr(one, column)) for column in COLUMNS), "yes" * (one.total <= room))

@@ -15,40 +15,51 @@ class Memory:
     """What an optimiser remembers from step to step.
 
     Attributes:
-        first: velocity (SGD) or mean gradient (Adam), one for each parameter.
-        second: mean squared gradient (Adam).
+        parameters: what the optimiser moves.
         count: steps done, a number on the device.
+        first: velocity (SGD) or mean gradient (Adam), one for each parameter; empty where steps use none.
+        second: mean squared gradient (Adam), one for each parameter; empty where steps use none.
         constants: what the steps of a round read, by name, one tensor for each parameter.
     """
 
-    first: list[Tensor]
-    second: list[Tensor]
+    parameters: Sequence[Tensor]
     count: Tensor
+    first: list[Tensor] = field(default_factory=list)
+    second: list[Tensor] = field(default_factory=list)
     constants: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parameters: Sequence[Tensor]) -> Self:
         """Empty, for these parameters."""
-        first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
-        return cls(first, second, torch.zeros((), dtype=torch.float64, device=first[0].device if first else None))
+        device = parameters[0].device if parameters else None
+        return cls(list(parameters), torch.zeros((), dtype=torch.float64, device=device))
 
     def begin(self, constants: Mapping[str, Sequence[Tensor]], *, means: bool = True, squares: bool = True) -> None:
         """A new round; tensors stay where they are, so that a captured step reads the new values.
 
         Args:
             constants: copied into tensors that are made the first time.
-            means, squares: whether ``first`` and ``second`` are used at all; those that are not stay zero.
+            means, squares: whether steps use ``first`` and ``second``, which are made the first time; an optimiser
+                that uses neither takes no memory.
         """
         if means:
-            torch._foreach_zero_(self.first)
+            self.first = _zeroed(self.first, self.parameters)
         if squares:
-            torch._foreach_zero_(self.second)
+            self.second = _zeroed(self.second, self.parameters)
         self.count.zero_()
         for name, values in constants.items():
             if name in self.constants:
                 torch._foreach_copy_(self.constants[name], list(values))
             else:
                 self.constants[name] = [value.detach().clone() for value in values]
+
+
+def _zeroed(tensors: list[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, all zero; new ones where there are none yet."""
+    if not tensors:
+        return [torch.zeros_like(each) for each in like]
+    torch._foreach_zero_(tensors)
+    return tensors
 
 
 Rate = float | Tensor | list[Tensor]

@@ -3,10 +3,9 @@
 from fedrolex.core.errors import FedrolexError, check_numbers, check_paths, check_words, in_one_line, one_of
 from fedrolex.core.registry import CALLBACKS, DATASETS, ENGINES, METHODS, METRICS, MODELS, SCHEMES, TASKS
 from fedrolex.core.streams import deck, sample, shuffle, uniform, words
-from fedrolex.core.threads import spread_over, threads_for
 
 __all__ = [
     "CALLBACKS", "DATASETS", "ENGINES", "METHODS", "METRICS", "MODELS", "SCHEMES", "TASKS", "FedrolexError",
-    "check_numbers", "check_paths", "check_words", "deck", "in_one_line", "one_of", "sample", "shuffle", "spread_over",
-    "threads_for", "uniform", "words",
+    "check_numbers", "check_paths", "check_words", "deck", "in_one_line", "one_of", "sample", "shuffle", "uniform",
+    "words",
 ]  # fmt: skip

@@ -70,8 +70,13 @@ class SqliteUsers(TextUsers):
         try:
             with closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
                 yield connection
-        except sqlite3.Error as error:
-            raise FedrolexError(f"{self.path} is not a file of users as TensorFlow Federated has it: {error}") from None
+        except (
+            sqlite3.Error,
+            UnicodeDecodeError,
+            MemoryError,
+        ) as error:  # of a damaged file, SQLite may raise all three
+            why = str(error) or "it asks for more memory than there is"
+            raise FedrolexError(f"{self.path} is not a file of users as TensorFlow Federated has it: {why}") from None
 
 
 def _sentence(example: object) -> list[str]:

@@ -55,9 +55,10 @@ class Stack:
         found, memory = copy(self), self.memory
         found.tensors = {name: tensor[:places] for name, tensor in self.tensors.items()}
         found.memory = Memory(
+            found.parameters,
+            memory.count,
             [tensor[:places] for tensor in memory.first],
             [tensor[:places] for tensor in memory.second],
-            memory.count,
             {name: [tensor[:places] for tensor in values] for name, values in memory.constants.items()},
         )
         found.held = None if self.held is None else self.held[:places]

@@ -16,6 +16,7 @@ from fedrolex.core import FedrolexError, one_of
 
 RAW = "fedrolex.raw"
 SCALE = 4  # bytes of the scale before int8 values
+MOST_DIMENSIONS = 16
 
 Transport = Literal["fp32", "bf16", "int8"]
 """How floating-point values travel: as they are, as bfloat16, or as eight bits and one scale a tensor."""
@@ -56,7 +57,8 @@ def unpacked_freely(record: ArrayRecord) -> dict[str, Tensor]:
     """Tensors whose shapes the sender says; their bytes must be as many as that."""
     found = {}
     for name, array in record.items():
-        if array.dtype not in DTYPES or not all(0 <= size < 2**40 for size in array.shape):
+        fits = len(array.shape) <= MOST_DIMENSIONS and all(0 <= size < 2**40 for size in array.shape)
+        if array.dtype not in DTYPES or not fits:
             raise FedrolexError(f"{name[:80]} holds {array.dtype[:20]!r} {_short(array.shape)}: no such tensor is sent")
         found[name] = _values(name, array, tuple(array.shape), DTYPES[array.dtype], "fp32")
     return found

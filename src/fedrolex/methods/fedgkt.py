@@ -79,6 +79,7 @@ class EdgeTraining(LocalTraining):
         """Epochs of Adam, which remembers what it did in earlier rounds."""
         plan, job, data, kept = visit.plan, visit.job, visit.examples, visit.job.kept
         memory = Memory.of(slot.parameters)
+        memory.begin({})
         if kept is not None:
             for what, own in (("first", memory.first), ("second", memory.second)):
                 torch._foreach_copy_(own, [kept[f"{what}.{place}"] for place in range(len(own))])
@@ -166,6 +167,7 @@ class FedGKT(Method):
         maps, logits, labels = (torch.cat([each[w] for each in sent.values()]) for w in ("maps", "logits", "labels"))
         module, names = server.loaded(), server.trainable()
         memory = Memory.of([p for p in module.parameters() if p.requires_grad])
+        memory.begin({})
         torch._foreach_copy_(memory.first, [state[FIRST][name] for name in names])
         torch._foreach_copy_(memory.second, [state[SECOND][name] for name in names])
         memory.count.copy_(state[STEPS]["steps"])

@@ -42,7 +42,7 @@ def reached(training: Training, rows: Sequence[Mapping[str, Any]]) -> list[dict[
 
 
 @dataclass(frozen=True)
-class Trained:
+class Updates:
     """How often the positions of an axis or of a tensor were trained.
 
     Attributes:
@@ -76,9 +76,9 @@ def _section(training: Training, section: str, counts: Counts) -> dict[str, Any]
     """Shares reached of what a section has, and its pictures."""
     axes, inside = counts.axes, Counts(counts.axes)
     inside.add({training.method.extent(training.server, section): 1})
-    nodes = {name: Trained(count, inside.nodes[name] > 0) for name, count in counts.nodes.items()}
+    nodes = {name: Updates(count, inside.nodes[name] > 0) for name, count in counts.nodes.items()}
     weights = {
-        first: Trained(count, inside.weights[first] > 0, prod(axes.shape(first)) / count.numel())
+        first: Updates(count, inside.weights[first] > 0, prod(axes.shape(first)) / count.numel())
         for first, count in counts.weights.items()
     }
     alike = {first: len(names) for first, names in counts.groups.items()}
@@ -99,7 +99,7 @@ def _section(training: Training, section: str, counts: Counts) -> dict[str, Any]
     }
 
 
-def _picture(trained: Trained) -> dict[str, Any]:
+def _picture(trained: Updates) -> dict[str, Any]:
     """Counts as at most 64 × 64 cells of a byte each: their mean, in 253 steps; a list is one row of up to 256."""
     count, own = (part.reshape(part.shape[0] if part.dim() > 1 else 1, -1) for part in (trained.count, trained.own))
     shape = [min(CELLS, count.shape[0]), min(CELLS if count.shape[0] > 1 else 4 * CELLS, count.shape[1])]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedrolex.core import FedrolexError, in_one_line
+from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.models import by_batch
 from fedrolex.runs import Run, Training
 from fedrolex.runs.load import placed
@@ -14,7 +15,9 @@ def local_accuracies(run: Run, training: Training) -> dict[str, list[Any]]:
     Clients are those whose local accuracy a run measures, at most 1000; those without test examples are left out.
     """
     model, task = placed(run, training).model(), training.server.task
-    with in_one_line("the run's model does not answer single clients' examples"):  # FedGKT's takes feature maps
+    threads = threads_for(sum(parameter.numel() for parameter in model.parameters()))
+    failed = "the run's model does not answer single clients' examples"  # FedGKT's takes feature maps
+    with in_one_line(failed), spread_over(threads):
         apart = any(by_batch(model, task.example()))
         found = task.by_client(model, batch=training.measure.batch, apart=apart)
     if found is None:

@@ -14,18 +14,18 @@ NUMBERS = 400_000  # in the spans of a page's pictures of one run; of longer run
 
 
 @dataclass(frozen=True)
-class Asked:
+class PastJob:
     """A job of a round that is over, and whether its answer was averaged."""
 
     job: Job
     taken: bool
 
 
-def asked(training: Training, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, list[Asked]]]:
+def asked(training: Training, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, list[PastJob]]]:
     """Every round with its jobs on the main network; answers of dropped clients and of void rounds were not taken."""
     for row in rows:
         jobs = [job for job in jobs_of(training.method, training.server, row["round"]) if job.network == MODEL]
-        yield row["round"], [Asked(job, not row["void"] and str(job.client) not in row["dropped"]) for job in jobs]
+        yield row["round"], [PastJob(job, not row["void"] and str(job.client) not in row["dropped"]) for job in jobs]
 
 
 def pictures(training: Training, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from fedrolex.core import FedrolexError
 from fedrolex.core.version import VERSION
 from fedrolex.report.coverage import reached
+from fedrolex.report.kept import keep, kept, key_of
 from fedrolex.report.local import local_accuracies
 from fedrolex.report.told import told
 from fedrolex.report.windows import pictures
@@ -60,27 +61,40 @@ def page_of(runs: Sequence[Path | str], task: Task | None = None, say: Callable[
 
 
 def known(run: Run, task: Task | None = None) -> dict[str, Any]:
-    """All that is known of a run, as JSON data; under ``missing`` why something is not."""
-    found: dict[str, Any] = {**told(run), "missing": {}}
+    """All that is known of a run, as JSON data; under ``missing`` why something is not.
+
+    What was found out before and still holds is read from the run's folder, unless a task is given.
+    """
     rows = run.rows()
     parts: dict[str, Callable[[Training], Any]] = {
         "windows": lambda training: pictures(training, rows),
         "coverage": lambda training: reached(training, rows),
         "local": lambda training: local_accuracies(run, training),
     }
+    key = key_of(run) if task is None else None
+    before = {} if key is None else kept(run, key)
+    found, missing = {name: before[name] for name in parts if name in before}, {}
+    todo = {name: part for name, part in parts.items() if name not in found}
     try:
-        if task is None and run.own_task():
-            raise FedrolexError("its task was given in Python: give it to fedrolex.report.write_report(..., task=task)")
-        training = made_again(run, task, "auto")
+        training = _made_again(run, task) if todo else None
+        for name, part in todo.items():
+            try:
+                assert training is not None
+                found[name] = part(training)
+            except FedrolexError as error:
+                missing[name] = str(error)
     except FedrolexError as error:
-        found["missing"] = dict.fromkeys(parts, str(error))
-        return found
-    for name, part in parts.items():
-        try:
-            found[name] = part(training)
-        except FedrolexError as error:
-            found["missing"][name] = str(error)
-    return found
+        missing = dict.fromkeys(todo, str(error))
+    if key is not None and set(found) != set(before):
+        keep(run, key, found)
+    return {**told(run), "missing": missing, **found}
+
+
+def _made_again(run: Run, task: Task | None) -> Training:
+    """What a run trains; raises, in one line, where that is not known."""
+    if task is None and run.own_task():
+        raise FedrolexError("its task was given in Python: give it to fedrolex.report.write_report(..., task=task)")
+    return made_again(run, task, "auto")
 
 
 def filled(data: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core import FedrolexError, spread_over, threads_for
+from fedrolex.core import FedrolexError
+from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.methods import Method
 from fedrolex.models import static_norms, with_statistics
 from fedrolex.models.norms import Moments

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedrolex.clients import MODEL, Failure, Job, LocalTraining, Origin, RoundPlan, Summing, Upload
-from fedrolex.core import ENGINES, FedrolexError, spread_over, threads_for
+from fedrolex.core import ENGINES, FedrolexError
+from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.methods import Method
 from fedrolex.rounds import Average, ClientStates, Engine, Round, Server, State, out_of_memory

@@ -26,7 +26,7 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "G
 
 
 @dataclass(frozen=True)
-class Memory:
+class StepMemory:
     """Bytes of one training step.
 
     Attributes:
@@ -52,7 +52,7 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.temporary
 
 
-def training_memory(module: nn.Module, inputs: Inputs, batch: int, optimizer: str = "sgd") -> Memory:
+def training_memory(module: nn.Module, inputs: Inputs, batch: int, optimizer: str = "sgd") -> StepMemory:
     """The memory of one step: forward, a cross-entropy of the first output, backward, the optimiser.
 
     The total is never below what the step took at its peak, nor below all its parts together.
@@ -90,7 +90,7 @@ def training_memory(module: nn.Module, inputs: Inputs, batch: int, optimizer: st
     peak += sum(_storages(values).values())
     temporary = max(live.largest, peak - activations - gradients - remembered)
     count = sum(parameter.numel() for parameter in module.parameters())
-    return Memory(count, sum(held.values()), gradients, remembered, activations, temporary)
+    return StepMemory(count, sum(held.values()), gradients, remembered, activations, temporary)
 
 
 def _loss(outputs: Any) -> Tensor:

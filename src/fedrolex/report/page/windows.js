@@ -64,7 +64,7 @@ function windowsSection() {
       const own = jobs.filter((job) => job[0] === state.section);
       now.textContent = `round ${round} of ${run.rounds}`;
       const lost = own.filter((job) => !job[3]).length;
-      about.textContent = `${count(own.length, "job")} in this round${lost ? `, ${lost} of them without a usable answer (not drawn)` : ""}. Rows are capacities; the last row is all rounds so far.`;
+      about.textContent = `${count(own.length, "job")} in this round${lost ? `, ${lost} of them without a usable answer (not drawn)` : ""}. Rows are capacities; the last row is all rounds so far, red where nobody has trained a node.`;
       cards.replaceChildren(...pictures.axes.map((axis, place) => card(axis, place, jobs)));
       heading.textContent = `${pictures.axes[state.axis].name} in every round`;
       drawMap();

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core import FedrolexError, spread_over, threads_for
+from fedrolex.core import FedrolexError
+from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.recipes import Recipe
 from fedrolex.runs.exports.candidates import Candidate, calibrated, candidates, score_of
 from fedrolex.runs.exports.distil import distilled
