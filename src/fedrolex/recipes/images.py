@@ -45,7 +45,7 @@ class ImagesRecipe(TaskRecipe):
             together by what they say: ``vgg11``, or ``vgg11:16`` with a width.
         width: of the largest client's ``model``; null is its own (32 for convnet, 6 for lenet, 16 for ResNets, 64 for
             VGG and PreResNets).
-        norm: of ResNets, VGG and PreResNets: ``static``, ``batch``, ``group``, ``none``. The batch norms of a model that
+        norm: of ResNets, VGG and PreResNets: ``static``, ``batch``, ``group``, ``none``. Batch norms of a model that
             takes ``num_classes`` become static, or stay as they are (``batch``).
         scaler: HeteroFL's scaler, in a PreResNet.
         representation: size of a layer before the last that is the same at every width; null is none, or what the
