@@ -3,8 +3,9 @@
     python examples/torchvision_folder.py photos       # photos/cats/1.jpg, photos/dogs/7.png, ...
     python examples/torchvision_folder.py              # draws a folder of shapes first; two minutes on two cores
 
-The model is a function of what is asked for; everything else is a recipe. The same without Python, for a model that
-needs no changes: fedrolex train --set task.data=photos --set task.size=64 --set task.model=torchvision.models:resnet18
+The model is a function of what is asked for; everything else is a recipe. A model that needs no changes needs no Python:
+
+    fedrolex train folder --set task.data=photos --set task.model=torchvision.models:resnet18
 """
 
 from __future__ import annotations

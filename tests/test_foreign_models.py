@@ -45,6 +45,7 @@ def test_batch_norms_become_static_or_stay() -> None:
     assert len(norms) == 20
     assert all(norm.running_mean is None and not norm.track_running_stats for norm in norms)
     assert not list(model.buffers())
+    assert model.slicing_example().shape == (2, 3, 64, 64), "what fit and costs measure"
     assert len(list(foreign(resnet18, ImageModel(7, 3, 64, norm="batch")).buffers())) == 60
 
 

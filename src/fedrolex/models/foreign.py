@@ -1,10 +1,12 @@
 """Models of other libraries by name: whatever makes one from ``num_classes``, as torchvision's and timm's do."""
 
 from collections.abc import Callable
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.core import FedrolexError
@@ -21,7 +23,7 @@ def takes_classes(build: Callable[..., Any]) -> bool:
 
 
 def foreign(build: Callable[..., Any], asked: ImageModel) -> Any:
-    """The model for so many classes; with the norm ``static`` its batch norms keep no running statistics."""
+    """The model for so many classes, and an example of its images; with ``static`` norms it keeps no statistics."""
     for name, plain, now in (("task.width", None, asked.width), ("fleet.server_scale", 1, asked.scale)):
         if now != plain:
             remedy = "write a function of a fedrolex.ImageModel that makes it as wide as is asked, and name that"
@@ -29,9 +31,17 @@ def foreign(build: Callable[..., Any], asked: ImageModel) -> Any:
     if asked.norm not in ("static", "batch"):
         raise FedrolexError(f"task.norm is {asked.norm}: this model's batch norms can be static, or stay as they are")
     made = build(num_classes=asked.classes)
-    if asked.norm == "static" and isinstance(made, nn.Module):
-        make_static(made)
+    if isinstance(made, nn.Module):
+        if asked.norm == "static":
+            make_static(made)
+        vars(made)["slicing_example"] = partial(_example, asked)
     return made
+
+
+def _example(asked: ImageModel) -> Tensor:
+    """Two images of the size the model is made for."""
+    shape = (2, asked.channels, asked.size, asked.size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def make_static(model: nn.Module) -> None:
