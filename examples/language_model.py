@@ -52,19 +52,15 @@ def write_text(file: Path, users: int = 30) -> Path:
 
 def main(folder: Path, rounds: int = 30, server_scale: int = 2) -> float:
     """Train, and return the share of words that the server's model predicts, of users it never met."""
-    recipe = Recipe(
-        task=WordsRecipe(data=str(write_text(folder / "users.jsonl")), vocabulary=WORDS, length=8, slice="all"),
-        fleet=FleetRecipe(clients=None, cohort=8, capacities=["1", "1/2", "1/4"], server_scale=server_scale),
-        client=ClientRecipe(optimizer="adam", lr=0.003, batch=8),
-        rounds=rounds,
-        evaluate_every=rounds,
-    )
-    task, _ = recipe.task.open(recipe.fleet, seed=recipe.seed, folder=folder, mask="none")  # users, words, a test set
+    text = WordsRecipe(data=str(write_text(folder / "users.jsonl")), vocabulary=WORDS, length=8, slice="all")
+    fleet = FleetRecipe(clients=27, cohort=8, capacities=["1", "1/2", "1/4"], server_scale=server_scale)
+    task, _ = text.open(fleet, seed=1, folder=folder, mask="none")  # 27 users as clients, 3 to test on, all their words
     assert isinstance(task, NextWord)
     words = task.vocabulary.size
-    mine = replace(task, build=lambda scale: GPT2(words, 32 * scale))  # scale times as wide as the largest client's
-    done = train(replace(recipe, fleet=replace(recipe.fleet, clients=task.clients)), mine)
-    held = {level: done.axes.parameters(f"{level}") for level in ("1", "1/2", "1/4", "1/8")}
+    task = replace(task, build=lambda scale: GPT2(words, 32 * scale))  # scale times as wide as the largest client's
+    client = ClientRecipe(optimizer="adam", lr=0.003, batch=8)
+    done = train(Recipe(fleet=fleet, client=client, rounds=rounds, evaluate_every=rounds), task)
+    held = {level: done.axes.parameters(level) for level in ("1", "1/2", "1/4", "1/8")}
     print("parameters by share of the server's width:", held, "; the largest client has 1/2")
     return float(done.summary["global_accuracy"])
 

@@ -3,7 +3,7 @@
     python examples/torchvision_folder.py photos       # photos/cats/1.jpg, photos/dogs/7.png, ...
     python examples/torchvision_folder.py              # draws a folder of shapes first; two minutes on two cores
 
-The model is a function of what is asked for; everything else is a recipe. A model that needs no changes needs no Python:
+The model is a function of what is asked for; everything else is a recipe. A model that is taken as it is needs none:
 
     fedrolex train folder --set task.data=photos --set task.model=torchvision.models:resnet18
 """
