@@ -18,16 +18,16 @@ from tempfile import mkdtemp
 
 from PIL import Image, ImageDraw
 from torch import nn
-from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from fedrolex import MODELS, ClientRecipe, FleetRecipe, ImageModel, ImagesRecipe, Recipe, export, train
 
 
-@MODELS.register("small_resnet18")
-def small_resnet18(asked: ImageModel) -> nn.Module:
-    """ResNet18 for small images: no early pooling; norms without running statistics, which widths would mix."""
+@MODELS.register("resnet10")
+def resnet10(asked: ImageModel) -> nn.Module:
+    """A short ResNet for small images: no early pooling; norms without running statistics, which widths would mix."""
     norm = partial(nn.BatchNorm2d, track_running_stats=False)
-    model: nn.Module = resnet18(num_classes=asked.classes, norm_layer=norm)
+    model: nn.Module = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=asked.classes, norm_layer=norm)
     model.conv1 = nn.Conv2d(asked.channels, 64, 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model
@@ -54,13 +54,13 @@ def draw_shapes(folder: Path, each: int = 60) -> Path:
 def main(photos: Path, out: Path, rounds: int = 12, size: int = 16) -> dict[str, float]:
     """Train, export the quarter, and return the accuracy of the whole model and of every capacity's."""
     recipe = Recipe(
-        task=ImagesRecipe(data=str(photos), size=size, model="small_resnet18"),
+        task=ImagesRecipe(data=str(photos), size=size, model="resnet10"),
         fleet=FleetRecipe(clients=10, cohort=5, capacities=["1", "1/2", "1/4", "1/8", "1/16"]),
         client=ClientRecipe(lr=0.02, momentum=0.9, batch=8),
         rounds=rounds,
         evaluate_every=rounds,
     ).with_settings(["evaluation.submodels=true"])
-    done = train(recipe, out=out / "run", progress=print)
+    done = train(recipe, out=out / "run", progress=lambda row: print(row["round"], row["train_loss"]))
     print(export(out / "run", "1/4", out / "quarter").folder, "is what a device of capacity 1/4 runs")
     return {"whole": done.summary["global_accuracy"], **done.summary["submodels"]}
 
