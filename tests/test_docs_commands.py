@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,7 @@ NOT_RUN = {
     r"(srun|first=|address=|sleep|kubectl).*": "needs Slurm or Kubernetes, which the page says was not tried",
     r"export .*": "sets variables only",
     r"FEDROLEX_DATA=\.\.\. python benchmarks/.*": "takes a quarter of an hour and the peers' packages",
-    r"python examples/.*": "test_examples.py runs every example",
-    r"python scripts/method_pages\.py": "writes into the docs; test_site.py compares what it would write",
+    r"python3 -m venv \.venv|\. \.venv/bin/activate": "sets up an environment",
 }
 """What is not run, as patterns of whole commands, and why."""
 
@@ -80,12 +80,14 @@ APART = ("clipped:Clipped",)
 
 SLOW = (
     "export runs/cifar",
+    "export runs/resnet",
     "clipped:Clipped",
     "torchvision",
     "transformers",
     "cifar10 --memory",
     "coverage --scheme",
     "paper costs",
+    "--cell",
     "costs cifar10",
 )
 """Commands with these words are run with ``-m slow``: networks that cannot be made smaller, exports, a process."""
@@ -140,19 +142,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data" / "stackexchange" / "users.jsonl").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        first = Command("", "fedrolex train --out runs/digits-fedrolex-1")
+        first = Command("", "fedrolex train --out runs/first")
         assert CliRunner().invoke(app, smaller(first), catch_exceptions=False).exit_code == 0
-    for name in (
-        "runs/a",
-        "runs/b",
-        "runs/cifar",
-        "runs/fedrolex",
-        "runs/columns",
-        "runs/heterofl",
-        "RUN",
-        "runs/photos",
-    ):
-        shutil.copytree(folder / "runs/digits-fedrolex-1", folder / name)
     return folder
 
 
@@ -186,10 +177,10 @@ def test_a_command_of_the_docs_runs(command: Command, here: Path) -> None:
         assert program in ("ssh-keygen",), f"{command.text}: run it in this test, or say in NOT_RUN why not"
         subprocess.run(command.words, check=True, capture_output=True)
         return
-    before = set(here.rglob("summary.json"))
     words = smaller(command)
-    if "--out" in words:
-        shutil.rmtree(here / words[words.index("--out") + 1], ignore_errors=True)
+    for run in {word for option, word in pairwise(words) if option != "--out" and re.fullmatch(r"runs/[\w-]+", word)}:
+        shutil.copytree(here / "runs/first", here / run)  # a run that the page speaks of
+    before = set(here.rglob("summary.json"))
     if any(word in command.text for word in APART):
         subprocess.run([sys.executable, "-m", "fedrolex", *words], check=True, capture_output=True)
     else:
