@@ -37,10 +37,8 @@ def read_folder(
     """
     root = Path(name).expanduser()
     if not root.is_dir():
-        raise FedrolexError(
-            f"data set {name!r} is unknown: use {', '.join(DATASETS.names())}, package.module:loader, or the path "
-            "of a folder with train/<class>/*.png and test/<class>/*.png"
-        )
+        known = f"use {', '.join(DATASETS.names())}, package.module:loader, or the path of a folder of images"
+        raise FedrolexError(f"data set {name!r} is unknown: {known}, <class>/*.png; there is no folder {name!r} here")
     classes, train, test = _listed(root, seed)
     found, mode = _alike([path for path, _ in (*train, *test)], size)
     train_x, test_x = (_pixels([path for path, _ in part], found, mode) for part in (train, test))
