@@ -105,8 +105,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_site_has_every_page_and_every_link_leads_somewhere(site: Path) -> None:
     pages = {path: Page(path.read_text()) for path in site.rglob("*.html") if path.name != "404.html"}
     names = {str(path.relative_to(site)) for path in pages}
-    for page in (ROOT / "docs").rglob("*.md"):
-        assert str(page.relative_to(ROOT / "docs").with_suffix(".html")) in names
+    for written in (ROOT / "docs").rglob("*.md"):
+        assert str(written.relative_to(ROOT / "docs").with_suffix(".html")) in names
     assert names >= {"index.html", "CONTRIBUTING.html", "CHANGELOG.html"}
     for path, page in pages.items():
         for each in page.links + page.loaded:
