@@ -196,8 +196,8 @@ def _gamma() -> Iterator[Cell]:
             }  # fmt: skip
             for row, words in rows.items():
                 schedule = GAMMA_SCHEDULE if setup in PAPER_SETUPS else TEXT_SCHEDULE
-                more = {"schedule": schedule, "beside": row not in PARTS}
-                yield _cell("gamma", setup, f"{row}-{gamma}", _with(fleet, words), **more)
+                name, beside = f"{row}-{gamma}", row not in PARTS
+                yield _cell("gamma", setup, name, _with(fleet, words), schedule=schedule, beside=beside)
 
 
 def _real_world() -> Iterator[Cell]:
