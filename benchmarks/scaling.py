@@ -1,6 +1,7 @@
 """What the engine ``ray`` costs, what it sends, and how a round grows with workers and clients.
 
     python benchmarks/scaling.py overhead [--images 500] [--pairs 1]      # one worker against loop, the paper's cohort
+    python benchmarks/scaling.py bytes                                   # through the object store, beside sub-models
     python benchmarks/scaling.py memory                                  # the driver's, cohorts of 10 and of 1000
     python benchmarks/scaling.py growth                                  # a model of a round's time, fitted and checked
 
@@ -9,7 +10,11 @@ Everything runs on one machine, with a local cluster.
 ``overhead``: ten clients, two of each capacity from 1 to 1/16, 500 CIFAR-shaped random images each, PreResNet18, batch
 10 (benchmarks/cohort.py). ``loop`` with one thread and ``ray`` with one worker of one core take turns, and a ratio is
 the median over pairs of rounds: of seconds, and of seconds that cores were busy with it, which other programs on the
-machine change less. Bytes are those of the last round.
+machine change less.
+
+``bytes``: of a round of that cohort, with one step a client, on one worker and on two; and of a round of two clients on
+two workers, where nothing can be added up. Out goes the model, once to a node, whatever its number of workers; back
+come, from every worker, its clients' sub-models or, where that is less, their sum, two values of float32 for one.
 
 ``memory``: the peak of this process during rounds of 10, 100 and 1000 of a thousand clients.
 
@@ -97,6 +102,25 @@ def sizes(training: Training) -> dict[str, int]:
     return {"model_bytes": whole, "submodels_bytes": sum(parts), "largest_submodel_bytes": max(parts)}
 
 
+def sent(options: argparse.Namespace) -> dict[str, Any]:
+    """What goes through the object store, by clients and workers, beside the sizes of sub-models."""
+    rounds = []
+    for clients, workers in ((10, 1), (10, 2), (2, 2)):
+        training = made(10, clients, options.images, options.width, workers)
+        warm(training)
+        found = sizes(training)  # of the next round: windows are of the same size in every one, capacities are drawn
+        seconds(training)
+        engine = training.engine
+        assert isinstance(engine, RayEngine)
+        traffic = engine.traffic
+        found |= {"out_bytes_per_node": traffic.state, "back_bytes": traffic.sums + traffic.answers}
+        found["beside_bytes"] = traffic.asked
+        ratio = round(found["back_bytes"] / found["submodels_bytes"], 3)
+        rounds.append({"clients": clients, "workers": workers, **found, "back_to_submodels_ratio": ratio})
+        print(rounds[-1], flush=True)
+    return {"images": options.images, "width": options.width, "rounds": rounds}
+
+
 def busy(training: Training) -> float:
     """Seconds that cores have been busy with a run's process and, where it has any, its workers."""
     found = time.process_time()
@@ -109,7 +133,7 @@ def busy(training: Training) -> float:
 
 
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
-    """One worker against ``loop``, round by round in turn; and what went through the object store."""
+    """One worker against ``loop``, round by round in turn."""
     runs = {
         name: made(10, 10, options.images, options.width, workers) for name, workers in (("loop", None), ("ray", 1))
     }
@@ -124,14 +148,6 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
             spent[name] += seconds(training)
             worked[name].append(busy(training) - before)
             print(f"{name:5} {spent[name][-1]:.2f} s, cores {worked[name][-1]:.2f} s", flush=True)
-    engine = runs["ray"].engine
-    assert isinstance(engine, RayEngine)
-    figures |= sizes(runs["ray"])
-    figures["out_bytes_per_node"], figures["back_bytes"] = engine.traffic.state, engine.traffic.sums
-    figures["beside_bytes"] = engine.traffic.asked + engine.traffic.answers
-    figures["out_to_model_ratio"] = round(figures["out_bytes_per_node"] / figures["model_bytes"], 3)
-    figures["back_to_largest_submodel_ratio"] = round(figures["back_bytes"] / figures["largest_submodel_bytes"], 3)
-    figures["back_to_all_submodels_ratio"] = round(figures["back_bytes"] / figures["submodels_bytes"], 3)
     for what, times in (("", spent), ("core_", worked)):
         ratios = [ray / loop for loop, ray in zip(times["loop"], times["ray"], strict=True)]
         for name in runs:
@@ -225,18 +241,20 @@ def fitted(found: dict[tuple[int, int], tuple[float, float]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "memory", "growth"])
-    parser.add_argument("--images", type=int, default=None, help="of a client; 500, for memory 10, for growth 50")
-    parser.add_argument("--width", type=int, default=None, help="of the PreResNet18; 64, else 16")
+    parser.add_argument("what", choices=["overhead", "bytes", "memory", "growth"])
+    parser.add_argument("--images", type=int, default=None, help="of a client; 500, for growth 50, else 10")
+    parser.add_argument("--width", type=int, default=None, help="of the PreResNet18; 64, for memory and growth 16")
     parser.add_argument("--pairs", type=int, default=None, help="of rounds; 1, for growth 8")
     parser.add_argument("--cohort", type=int, default=None, help="memory of one cohort, in this process")
     options = parser.parse_args()
-    images, width, pairs = {"overhead": (500, 64, 1), "memory": (10, 16, 1), "growth": (50, 16, 8)}[options.what]
+    usual = {"overhead": (500, 64, 1), "bytes": (10, 64, 1), "memory": (10, 16, 1), "growth": (50, 16, 8)}
+    images, width, pairs = usual[options.what]
     options.images, options.width = options.images or images, options.width or width
     options.pairs = options.pairs or pairs
     keep_memory()
     torch.set_num_threads(1)
-    work = {"overhead": overhead, "memory": memory_of if options.cohort else memory, "growth": growth}[options.what]
+    remembered = memory_of if options.cohort else memory
+    work = {"overhead": overhead, "bytes": sent, "memory": remembered, "growth": growth}[options.what]
     print(json.dumps({"what": options.what, **work(options)}))
 
 

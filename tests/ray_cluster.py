@@ -1,4 +1,8 @@
-"""A Ray cluster of two nodes on this machine's loopback, one for all tests of a process."""
+"""A Ray cluster of two nodes on this machine's loopback, one for all tests that need it.
+
+They run first (conftest.py), so in one process, and the cluster ends with the last of them: its threads would be in the
+way of tests that fork.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+
+from fedrolex.engines.ray.cluster import own_signals
 
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
 
@@ -22,11 +28,31 @@ def two_nodes() -> Any:
     import ray
     from ray.cluster_utils import Cluster
 
-    head = {**NODE, "node_ip_address": "127.0.0.2", "include_dashboard": False}  # 127.0.0.1 would not be kept
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    atexit.register(cluster.shutdown)
-    cluster.add_node(node_ip_address="127.0.0.3", **NODE)
-    cluster.wait_for_nodes()
-    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    atexit.register(ray.shutdown)
+    with own_signals():
+        head = {**NODE, "node_ip_address": "127.0.0.2", "include_dashboard": False}  # 127.0.0.1 would not be kept
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(node_ip_address="127.0.0.3", **NODE)
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    atexit.register(stop)
     return cluster
+
+
+def stop() -> None:
+    """End the cluster, if there is one."""
+    if two_nodes.cache_info().currsize == 0:
+        return
+    import ray
+
+    cluster = two_nodes()
+    atexit.unregister(stop)
+    two_nodes.cache_clear()
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def needed_by(item: pytest.Item) -> bool:
+    """Whether a test needs the cluster: it asks for it, or for the engine."""
+    asked = getattr(item, "callspec", None)
+    engine = None if asked is None else asked.params.get("engine")
+    return engine == "ray" or "cluster" in getattr(item, "fixturenames", ())

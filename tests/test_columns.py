@@ -26,7 +26,7 @@ from fedrolex.rounds.fleet import Fleet, Member
 from fedrolex.runs.training import Training
 from fedrolex.slicing import Static, trace
 
-HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
+WHOLE, HALF, QUARTER = LEVELS = Fraction(1), Fraction(1, 2), Fraction(1, 4)
 OPTIMIZER = "method.server_optimizer={name: sgd, lr: 1.0}"
 
 
@@ -117,8 +117,8 @@ def test_devices_without_room_for_all_columns_train_narrower_ones_in_half_of_the
     words = ('fleet.capacities=["1", "1/2", "1/4"]', 'method.columns=["1/2", "1/4", "1/4"]', "method.turns=true")
     training = made(*words)
     method, server = method_of(training), training.server
-    chosen = {c: [method.trained_by(server, Member(3, c), round) for round in range(80)] for c in (1, HALF, QUARTER)}
-    assert all(each == [0, 1, 2] for each in chosen[1])
+    chosen = {c: [method.trained_by(server, Member(3, c), round) for round in range(80)] for c in LEVELS}
+    assert all(each == [0, 1, 2] for each in chosen[WHOLE])
     assert {tuple(each) for each in chosen[HALF]} == {(0,), (1, 2)}
     assert 25 <= chosen[HALF].count([0]) <= 55
     assert {tuple(each) for each in chosen[QUARTER]} == {(1,), (2,)}, "there are no narrower ones"

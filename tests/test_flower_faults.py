@@ -168,7 +168,7 @@ BESIDE = [
     ("settings", "more"),
     [
         (["method=scaffold"], []),
-        (["method=fjord", "task.norm=batch"], []),
+        (["method=fjord", "task.model=resnet8", "task.norm=batch"], []),
         (["method=dsfl", "method.epochs=1"], [(beside(lambda t: first(t, lambda x: x + 1)), "that are none")]),
     ],
 )  # fmt: skip

@@ -250,15 +250,43 @@ def test_every_format_is_read(suffix: str, tmp_path: Path) -> None:
     assert (found.train_x.int() - 128).abs().max() <= 2
 
 
+def test_images_of_any_size_are_brought_to_one(tmp_path: Path) -> None:
+    """The square in the middle, resized; a photo that the camera turned stands upright."""
+    wide = Image.new("RGB", (12, 4), (255, 0, 0))
+    wide.paste((0, 0, 255), (4, 0, 8, 4))
+    (tmp_path / "a").mkdir()
+    wide.save(tmp_path / "a" / "wide.png")
+    turned = Image.new("RGB", (8, 8), (0, 0, 0))
+    turned.paste((255, 255, 255), (0, 0, 8, 4))  # white above, which the camera says is on the right
+    how = Image.Exif()
+    how[0x0112] = 6
+    turned.save(tmp_path / "a" / "turned.png", exif=how)
+    picture(tmp_path / "a" / "whole.png", (1, 2, 3), (4, 4))
+    found = load_images(str(tmp_path), tmp_path, size=4)
+    every = torch.cat([found.train_x, found.test_x])
+    assert every.shape == (3, 3, 4, 4)
+    assert any(torch.equal(x.flatten(1).unique(dim=1), torch.tensor([[0], [0], [255]])) for x in every), "the middle"
+    assert any(x[0, :, 0].tolist() == [0] * 4 and x[0, :, 3].tolist() == [255] * 4 for x in every), "upright"
+    assert any(torch.equal(x[:, 0, 0], torch.tensor([1, 2, 3])) for x in every), "as it is where it fits"
+
+
+def test_images_of_different_modes_become_rgb(tmp_path: Path) -> None:
+    picture(tmp_path / "a" / "0.png", 7, mode="L")
+    picture(tmp_path / "a" / "1.png", (7, 7, 7, 255), mode="RGBA")
+    palette = Image.new("P", (3, 2), 0)
+    palette.putpalette([7, 7, 7])
+    palette.save(tmp_path / "a" / "2.png")
+    found = load_images(str(tmp_path), tmp_path)
+    assert found.train_x.shape[1:] == (3, 2, 3)
+    assert found.train_x.unique().tolist() == found.test_x.unique().tolist() == [7]
+
+
 def test_odd_images_are_named(tmp_path: Path) -> None:
     odd = picture(tmp_path / "a" / "0.png", size=(4, 2))
     for i in range(1, 4):
         picture(tmp_path / "a" / f"{i}.png")
     said = told(lambda: load_images(str(tmp_path), tmp_path))
-    assert f"{odd} is 4×2 RGB, most others are 3×2 RGB" in said
-    assert "resize them first" in said
-    picture(odd, 1, mode="L")
-    assert f"{odd} is 3×2 L, most others are 3×2 RGB" in told(lambda: load_images(str(tmp_path), tmp_path))
+    assert f"{odd} is 4×2, most others are 3×2: resize them first, or say to which size: task.size=64" in said
     odd.write_bytes(odd.read_bytes()[:40])
     assert f"{odd} cannot be read as an image" in told(lambda: load_images(str(tmp_path), tmp_path))
     odd.write_text("words")
@@ -281,8 +309,7 @@ def test_mistakes_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "there is no train/b" in of_folder()
     extra.rename(tmp_path / "test" / "1.png")
     extra.parent.rmdir()
-    for part in ("train", "test"):
-        picture(tmp_path / part / "a" / "1.png", 0, mode="P")
-    assert "has mode P: convert the images to one of L, RGB, RGBA first" in of_folder()
+    picture(tmp_path / "test" / "a" / "1.png")
+    assert load_images(str(tmp_path), tmp_path).classes == ("a",)
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert "pip install pillow" in of_folder()

@@ -14,7 +14,9 @@ from fedrolex.cli.app import app
 from fedrolex.methods import FedAvg, FedRolex, SubModels
 from fedrolex.recipes import find_recipe
 from fedrolex.recipes.images import ImagesRecipe
-from fedrolex.recipes.paper import SETUPS, TABLES, Kind, cells, find_cell
+from fedrolex.recipes.paper import TABLES, cells, find_cell
+from fedrolex.recipes.paper_numbers import Printed
+from fedrolex.recipes.paper_setups import PAPER_SETUPS, SETUPS, Kind
 from fedrolex.recipes.recipe import Recipe
 from fedrolex.runs import Run
 
@@ -71,16 +73,38 @@ def test_what_the_kinds_are() -> None:
         ("real-world/cifar10-low/fedrolex", 2000, (800, 1250)),
         ("overall/cifar10-low/smallest", 1500, (500, 1000)),
         ("overall/cifar100-low/largest", 3500, (1000, 1500)),
+        ("overall/stackoverflow/fedrolex", 1200, (600, 800)),
+        ("overall/stackoverflow/largest", 1000, (300,)),
+        ("gamma/stackoverflow/fedrolex-4", 1500, (800,)),
     ],
 )
 def test_every_table_has_the_schedule_that_is_printed_for_it(
     name: str, rounds: int, milestones: tuple[int, ...]
 ) -> None:
-    for kind in ("printed", "released"):
+    for kind in {"printed", "released"} & {*find_cell(name).kinds}:
         recipe = find_recipe(f"{name}@{kind}")
         assert (recipe.rounds, recipe.client.milestones) == (rounds, milestones)
         assert recipe.evaluate_every == rounds // 20
-    assert find_recipe(f"{name}@tuned").rounds == 1000
+    assert find_recipe(f"{name}@tuned").rounds == (400 if "stackoverflow" in name else 1000)
+
+
+def test_text_has_rows_and_kinds_of_its_own() -> None:
+    """No classes, so nothing by class; the released Transformer trains nothing; stand-ins have none of its numbers."""
+    every = {(cell.setup, cell.row): cell for cell in cells("overall")}
+    assert every["stackoverflow", "fedrolex"].kinds == ("printed", "tuned", "tuned-redrawn")
+    assert every["blogs", "fedrolex"].kinds == ("tuned", "tuned-redrawn")
+    assert (every["stackoverflow", "largest"].printed, every["blogs", "largest"].printed) == (
+        Printed(29.79, 0.32),
+        None,
+    )
+    assert not any(cell.quoted for (setup, _), cell in every.items() if setup not in PAPER_SETUPS)
+    for cell in every.values():
+        if cell.setup in ("stackoverflow", "blogs", "stackexchange"):
+            recipe = cell.recipe("tuned")
+            assert (recipe.client.lr, recipe.client.optimizer) == (0.001, "adam"), cell.name
+            assert not getattr(recipe.method, "rows", False), cell.name
+    printed = every["stackoverflow", "fedrolex"].recipe("printed").client
+    assert (printed.optimizer, printed.lr, printed.momentum, printed.batch) == ("sgd", 2e-4, 0.9, 24)
 
 
 def test_what_the_paper_prints_stands_beside() -> None:
@@ -142,7 +166,7 @@ def test_cells_are_trained_once_and_collected_over_seeds(tmp_path: Path) -> None
     assert cell["global"]["mean"] == pytest.approx(sum(values) / 2)
     assert cell["global"]["std"] == pytest.approx((values[1] - values[0]) / 2**0.5)
     written = sorted(path.suffix for path in (tmp_path / "out").iterdir())
-    assert written == [".json", ".md", ".png"]
+    assert written == [".json", ".md", ".png", ".png"], "accuracy along the figure's axis, and against bytes"
     assert "--scale 0.002" in found["command"]
     assert "x0.002-changed-" in found["title"]
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fedrolex import Classification, Examples, FleetRecipe, Recipe, Task, train
 from fedrolex.clients import MODEL
 from fedrolex.core import METHODS
+from fedrolex.engines.ray.cluster import connected
 from fedrolex.engines.ray.engine import RayEngine
 from fedrolex.methods import FedRolex
 from fedrolex.runs.prepare import prepare
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 FIVE = 'fleet.capacities=["1", "1/2", "1/4", "1/8"]'
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def cluster() -> Any:
     return two_nodes()
 
@@ -65,9 +66,13 @@ def with_workers(count: int, *settings: str) -> Training:
     ],
 )
 def test_the_bits_do_not_depend_on_the_number_of_workers(settings: Sequence[str]) -> None:
-    first, second, third = (after(with_workers(count, *settings)) for count in (2, 3, 1))
+    runs = [with_workers(count, "fleet.cohort=6", *settings) for count in (2, 3, 1)]
+    first, second, third = (after(made) for made in runs)
     same_bits(first, second)
     same_bits(first, third)
+    _, three, one = (made.engine.traffic for made in runs)  # type: ignore[attr-defined]
+    assert three.answers > one.answers  # what a single client of a worker trained came as it is
+    assert one.sums > 0
 
 
 def fatal(tmp_path: Path, engine: str, *settings: str) -> Training:
@@ -191,9 +196,30 @@ def test_what_travels() -> None:
     assert traffic.answers < header
 
 
+def test_what_is_smaller_than_its_sum_travels_as_it_is() -> None:
+    """A client a worker: its sub-model comes back, in its own precision."""
+    made = small("engine=ray", 'fleet.capacities=["1/2"]', "fleet.cohort=2")
+    made.run_round()
+    traffic, plan = made.engine.traffic, asked(made)  # type: ignore[attr-defined]
+    parts = sum(t.numel() * t.element_size() for job in plan.jobs for t in plan.received(job).values())
+    assert traffic.sums == 0
+    assert parts <= traffic.answers <= parts + 4096
+
+
 def test_a_method_that_does_not_add_what_it_says_is_told() -> None:
     made = small("engine=ray", "method=ray_methods:Forgetful", "fleet.cohort=6")
     assert "take() is marked as adding, and did not add" in told(made.run_round)
+
+
+def test_sigterm_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was forked and is ended would wait for the cluster otherwise."""
+    import ray
+
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # after the cluster of these tests was started
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, lambda *_: None))
+    assert connected() is ray
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_run_without_a_recipe_is_left_to_loop() -> None:
@@ -225,9 +251,14 @@ def test_a_worker_that_hangs_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("address", [False, True])
-def test_ctrl_c_leaves_no_processes(address: bool, cluster: Any, tmp_path: Path) -> None:
-    """As a terminal does it: the whole group of the run's processes is interrupted."""
+@pytest.mark.parametrize(
+    ("address", "sent"),
+    [(False, signal.SIGINT), (True, signal.SIGINT), (False, signal.SIGTERM), (True, signal.SIGTERM)],
+)
+def test_a_run_that_is_interrupted_leaves_no_processes(
+    address: bool, sent: signal.Signals, cluster: Any, tmp_path: Path
+) -> None:
+    """Ctrl-C as a terminal does it: the whole group of the run's processes is interrupted; a polite kill meets one."""
     mark = f"FEDROLEX_MARK={uuid4().hex}"
     env = {**os.environ, "FEDROLEX_MARK": mark.partition("=")[2], "RAY_ADDRESS": cluster.address if address else ""}
     words = ["--engine", "ray", "--set", "compare=false", "--set", "rounds=100000", "--out", str(tmp_path / "run")]
@@ -237,7 +268,7 @@ def test_ctrl_c_leaves_no_processes(address: bool, cluster: Any, tmp_path: Path)
     while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
         assert time.monotonic() < until
         time.sleep(0.2)
-    os.killpg(run.pid, signal.SIGINT)
+    (os.killpg if sent == signal.SIGINT else os.kill)(run.pid, sent)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 130
     assert "go on with: fedrolex resume" in said

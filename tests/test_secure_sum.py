@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -215,7 +215,7 @@ def shared_all(which: SumPlan) -> tuple[dict[int, Party], dict[int, Keys], dict[
     return parties, keys, {me: party.share(keys) for me, party in parties.items()}
 
 
-LIES_OF_HELPERS = {
+LIES_OF_HELPERS: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda share: secret() + secret()[: len(share) - 32],
     "first words": lambda share: share[:4] + bytes([share[4] ^ 1]) + share[5:],
     "another's place": lambda share: (2).to_bytes(4, "little") + share[4:],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fedrolex import Axes, Fold, Random, Rolling, Window
 from fedrolex.clients import Job
+from fedrolex.engines.ray.cluster import check_answers
 from fedrolex.engines.ray.engine import RayEngine
 from fedrolex.engines.ray.shards import Costs, dealt, in_order
 from fedrolex.engines.ray.wire import Box, named, pack, unpack
@@ -169,6 +171,21 @@ def test_tensors_arrive_as_they_were_and_equal_ones_travel_once() -> None:
 def test_wrong_settings_are_told(name: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     assert told(RayEngine) == f"{name} is {value!r}: {remedy}"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "10.0.0.1", "ray://127.0.0.1:10001", "127.0.0.1:99999", ":6379"])
+def test_what_is_no_address_of_a_cluster_is_told(address: str) -> None:
+    assert told(lambda: check_answers(address)) == (
+        f"RAY_ADDRESS is {address!r}: give host:port of the cluster's first node, auto or local"
+    )
+
+
+def test_an_address_where_nobody_is_is_told_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        said = told(lambda: check_answers(f"127.0.0.1:{taken.getsockname()[1]}"))
+    assert said.startswith("no Ray cluster answers at 127.0.0.1:")
+    assert "start it there with: ray start --head" in said
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

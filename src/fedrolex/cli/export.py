@@ -13,6 +13,7 @@ from fedrolex.cli.options import AsJson, DataFolder
 from fedrolex.core import FedrolexError
 from fedrolex.data.images import load_images
 from fedrolex.data.where import data_folder
+from fedrolex.recipes import ImagesRecipe
 from fedrolex.runs import Run
 from fedrolex.runs.exports.export import Exported, Exporter, Options
 from fedrolex.runs.exports.folder import refuse
@@ -75,7 +76,8 @@ def _images(opened: Run, public: str | None, data: str | None) -> Tensor | None:
     if public is None:
         return None
     recipe = opened.recipe()
-    return load_images(public, data_folder(data or recipe.data), recipe.seed).train_x
+    size = recipe.task.size if isinstance(recipe.task, ImagesRecipe) else None
+    return load_images(public, data_folder(data or recipe.data), recipe.seed, size).train_x
 
 
 def _show(screen: Console, run: Path, done: list[Exported]) -> None:

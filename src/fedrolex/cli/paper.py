@@ -21,7 +21,8 @@ from fedrolex.cli.paper_table import COLLECTED, CURVES, PaperTable, result
 from fedrolex.cli.seeds import read_seeds
 from fedrolex.cli.train import Planned, train_all
 from fedrolex.core import FedrolexError, one_of
-from fedrolex.recipes.paper import TABLES, Cell, Kind, cells
+from fedrolex.recipes.paper import TABLES, Cell, cells
+from fedrolex.recipes.paper_setups import Kind
 from fedrolex.recipes.recipe import FREE, Recipe
 from fedrolex.runs import Run
 from fedrolex.runs.standing import standing
@@ -132,8 +133,8 @@ def paper_command(
     finally:
         collected = _collected(shelf, out)
         written = collected.write()
-        if what in CURVES and any(row["seeds"] for row in collected.rows):
-            written.append(collected.draw(CURVES[what]))
+        if any(row["seeds"] for row in collected.rows):
+            written += [collected.draw_traffic(), *([collected.draw(CURVES[what])] if what in CURVES else [])]
     if as_json:
         typer.echo(json.dumps(collected.found, indent=1))
         return

@@ -23,7 +23,7 @@ from fedrolex.runs import Run
 SHARES = {"global": "global_accuracy", "local": "local_accuracy_masked", "rare": "rare_accuracy"}
 """What is collected in per cent: its name in the table, and in a summary."""
 
-COLLECTED = frozenset({"global_accuracy", "local_accuracy_masked", "rounds", "bytes", "seconds"})
+COLLECTED = frozenset({"global_accuracy", "rounds", "bytes", "seconds"})
 """What the summary of a finished run has at least."""
 
 CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "server's width over the clients', γ",
@@ -143,6 +143,28 @@ class PaperTable:
                     side.errorbar(places, means, spreads, color=colour, fmt="o-", markersize=3.5, capsize=3, label=line)
                 side.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
                 side.set(xlabel=axis, ylabel="global accuracy, %")
+                side.set_title(f"{setup}, {self.title}", loc="left", fontsize=10)
+                side.legend(frameon=False, fontsize=8)
+        return path
+
+    def draw_traffic(self) -> Path:
+        """Accuracy against what clients and server have sent, which the paper lacks; means over seeds; the file."""
+        done = [row for row in self.rows if row["seeds"]]
+        setups = list(dict.fromkeys(row["setup"] for row in done))
+        path = self.path.with_name(f"{self.path.stem}-traffic.png")
+        with page(path, len(setups), (4.8 * len(setups), 4.2), squeeze=False) as sides:
+            for side, setup in zip(sides[0], setups, strict=True):
+                rows = [row for row in done if row["setup"] == setup]
+                for number, row in enumerate(rows):
+                    curves = [{int(at): value for at, value in run["curve"].items()} for run in row["runs"]]
+                    rounds = sorted(set.intersection(*map(set, curves)))
+                    sent = [row["gib"] * at / row["rounds"] for at in rounds]
+                    means = [mean(curve[at] for curve in curves) for at in rounds]
+                    dashed = "-" if number < len(COLOURS) else "--"
+                    side.plot(sent, means, dashed, color=COLOURS[number % len(COLOURS)], label=row["row"])
+                side.set(xlabel="sent in both directions, GiB", ylabel="global accuracy, %")
+                if len(rows) > 1:
+                    side.set_xscale("log")
                 side.set_title(f"{setup}, {self.title}", loc="left", fontsize=10)
                 side.legend(frameon=False, fontsize=8)
         return path

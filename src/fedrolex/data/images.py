@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import gzip
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,13 +15,9 @@ from torch import Tensor
 from fedrolex.core import DATASETS, FedrolexError, in_one_line, shuffle
 from fedrolex.data import cifar, idx
 from fedrolex.data.get import CATALOGUE
-
-if TYPE_CHECKING:
-    from PIL import Image
+from fedrolex.data.image_folder import read_folder
 
 DIGITS_HELD_OUT = 450
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class ImageSet:
                 object.__setattr__(self, name, value)
 
 
-def load_images(name: str, folder: Path, seed: int = 0) -> ImageSet:
+def load_images(name: str, folder: Path, seed: int = 0, size: int | None = None) -> ImageSet:
     """Read a set of images.
 
     Args:
@@ -65,9 +59,10 @@ def load_images(name: str, folder: Path, seed: int = 0) -> ImageSet:
             a tenth is held out for testing.
         folder: where data sets lie, see ``data_folder``; not used for digits and for a folder of one's own.
         seed: key of what is held out, where that is not the publisher's choice.
+        size: height and width that images of a folder of one's own are brought to; None: they have one size already.
     """
     if name not in DATASETS.names() and (":" not in name or Path(name).expanduser().is_dir()):
-        return _own_folder(name, seed)
+        return ImageSet(*read_folder(name, seed, size))
     load = DATASETS.find(name)
     with in_one_line(f"task.data {name}"):
         try:
@@ -97,13 +92,16 @@ def fashion_mnist(folder: Path, seed: int) -> ImageSet:  # noqa: ARG001
 
 
 def digits(folder: Path, seed: int) -> ImageSet:  # noqa: ARG001
-    """Scikit-learn's bundled digits: 1,797 of 8 × 8 pixels, values 0 to 16 stored as 0 to 240."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise FedrolexError("the digits need scikit-learn: pip install scikit-learn") from None
-    data = load_digits()
-    x, y = torch.from_numpy((data.images * 15).astype(np.uint8))[:, None], torch.from_numpy(data.target).long()
+    """Scikit-learn's bundled digits: 1,797 of 8 × 8 pixels, values 0 to 16 stored as 0 to 240.
+
+    Read from its file: to import scikit-learn takes a second, which a device would spend in every round.
+    """
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise FedrolexError("the digits need scikit-learn: pip install scikit-learn")
+    with gzip.open(Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        rows = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.uint8))
+    x, y = rows[:, None, :-1].reshape(-1, 1, 8, 8) * 15, rows[:, -1].long()
     order = torch.from_numpy(shuffle(len(y), seed, "held out"))
     test, train = order[:DIGITS_HELD_OUT], order[DIGITS_HELD_OUT:]
     return ImageSet(x[train], y[train], x[test], y[test], tuple("0123456789"))
@@ -128,113 +126,3 @@ def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def _cifar(layout: cifar.Layout, folder: Path) -> ImageSet:
     parts = cifar.read_cifar(layout, folder)
     return ImageSet(*parts, cifar.read_class_names(layout, folder), cifar.MEAN, cifar.STD)
-
-
-# --- a folder of one's own ---
-
-Labelled = tuple[Path, int]
-
-
-def _own_folder(name: str, seed: int) -> ImageSet:
-    root = Path(name).expanduser()
-    if not root.is_dir():
-        raise FedrolexError(
-            f"data set {name!r} is unknown: use {', '.join(DATASETS.names())}, package.module:loader, or the path "
-            "of a folder with train/<class>/*.png and test/<class>/*.png"
-        )
-    classes, train, test = _listed(root, seed)
-    size, mode = _alike([path for path, _ in (*train, *test)])
-    train_x, test_x = (_pixels([path for path, _ in part], size, mode) for part in (train, test))
-    train_y, test_y = (torch.tensor([label for _, label in part]) for part in (train, test))
-    return ImageSet(train_x, train_y, test_x, test_y, classes)
-
-
-def _listed(root: Path, seed: int) -> tuple[tuple[str, ...], list[Labelled], list[Labelled]]:
-    """The classes, and the files to learn from and to test on with their labels."""
-    split = [(root / part).is_dir() for part in ("train", "test")]
-    if split[0] != split[1]:
-        here, lacking = ("train", "test") if split[0] else ("test", "train")
-        raise FedrolexError(f"{root} has {here}/ but no {lacking}/: give both, or only <class>/ folders")
-    top = root / "train" if split[0] else root
-    classes = tuple(folder.name for folder in _folders(top))
-    if not classes:
-        raise FedrolexError(f"{top} has no folders: give one a class, with its images inside")
-    train = _files(top, classes)
-    empty = next((name for i, name in enumerate(classes) if all(label != i for _, label in train)), None)
-    if empty is not None:
-        raise FedrolexError(f"{top / empty} has no images ({', '.join(SUFFIXES)}): add some or delete the folder")
-    if not split[0]:
-        if len(train) < 2:
-            raise FedrolexError(f"{root} has one image: at least two are needed, one of them to test on")
-        order, held = shuffle(len(train), seed, "held out"), max(1, len(train) // 10)
-        return classes, [train[i] for i in order[held:]], [train[i] for i in order[:held]]
-    extra = next((folder.name for folder in _folders(root / "test") if folder.name not in classes), None)
-    if extra is not None:
-        raise FedrolexError(f"{root / 'test' / extra}: there is no train/{extra}: the classes are those of train/")
-    test = _files(root / "test", classes)
-    if not test:
-        raise FedrolexError(f"{root / 'test'} has no images ({', '.join(SUFFIXES)}) in <class>/ folders")
-    return classes, train, test
-
-
-def _visible(folder: Path) -> list[Path]:
-    """What is in a folder, hidden things left out, in the same order on every platform."""
-    return sorted((p for p in folder.iterdir() if not p.name.startswith(".")), key=lambda p: p.name)
-
-
-def _folders(top: Path) -> list[Path]:
-    return [path for path in _visible(top) if path.is_dir()]
-
-
-def _files(top: Path, classes: Sequence[str]) -> list[Labelled]:
-    return [
-        (path, label)
-        for label, name in enumerate(classes)
-        if (top / name).is_dir()
-        for path in _visible(top / name)
-        if path.suffix.lower() in SUFFIXES and path.is_file()
-    ]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image whose header has been read; damage found while it is open is one line."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise FedrolexError("reading image files needs Pillow: pip install pillow") from None
-    try:
-        with Image.open(path, formats=("PNG", "JPEG", "WEBP", "BMP")) as image:
-            yield image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise FedrolexError(f"{path} cannot be read as an image ({error}): repair or delete it") from None
-
-
-def _kind(path: Path) -> tuple[tuple[int, int], str]:
-    """Size (width, height) and mode."""
-    with _opened(path) as image:
-        return image.size, image.mode
-
-
-def _alike(paths: Sequence[Path]) -> tuple[tuple[int, int], str]:
-    """The one size (width, height) and mode of all images."""
-    kinds = [_kind(path) for path in paths]
-    (size, mode), _ = Counter(kinds).most_common(1)[0]
-    odd = next((i for i, kind in enumerate(kinds) if kind != (size, mode)), None)
-    if odd is not None:
-        (width, height), other = kinds[odd]
-        found = f"{paths[odd]} is {width}×{height} {other}, most others are {size[0]}×{size[1]} {mode}"
-        raise FedrolexError(f"{found}: all images must have one size and mode, resize them first")
-    if mode not in CHANNELS:
-        raise FedrolexError(f"{paths[0]} has mode {mode}: convert the images to one of {', '.join(CHANNELS)} first")
-    return size, mode
-
-
-def _pixels(paths: Sequence[Path], size: tuple[int, int], mode: str) -> Tensor:
-    """uint8 ``(n, channels, h, w)``."""
-    width, height = size
-    images = torch.empty(len(paths), CHANNELS[mode], height, width, dtype=torch.uint8)
-    for place, path in zip(images.numpy(), paths, strict=True):
-        with _opened(path) as image:
-            place[:] = np.asarray(image).reshape(height, width, -1).transpose(2, 0, 1)
-    return images

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fedrolex.slicing import one_line
 
-POLL = 0.2  # seconds between looks for replies; Flower's own loop takes 3
+POLL = 0.5  # seconds between looks for replies; Flower's own loop takes 3
 UNREADABLE = 0  # Flower's code of an unknown error
 
 Stray = Callable[[Message], None]

@@ -138,19 +138,21 @@ class Loopback:
     def kill(self, name: str) -> None:
         """Kill a process and all that it started, as a power cut would."""
         process = self.processes.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _kill(family(process.pid))
         process.wait()
 
     def stop(self) -> None:
         """End everything."""
-        for name in reversed(list(self.processes)):
-            with suppress(ProcessLookupError):
-                os.killpg(self.processes[name].pid, signal.SIGTERM)
-        for name in list(self.processes):
+        everyone = [each for process in self.processes.values() for each in family(process.pid)]
+        for process in reversed(self.processes.values()):
+            process.terminate()
+        for process in self.processes.values():
             with suppress(subprocess.TimeoutExpired):
-                self.processes[name].wait(5)
-            self.kill(name)
+                process.wait(5)
+        _kill(everyone)
+        for process in self.processes.values():
+            process.wait()
+        self.processes.clear()
 
     def log(self, name: str) -> Path:
         """What a process printed."""
@@ -162,6 +164,25 @@ class Loopback:
             self.processes[name] = subprocess.Popen(  # noqa: S603
                 command, stdout=log, stderr=log, env=self.environment, start_new_session=True, cwd=self.folder
             )
+
+
+def family(process: int) -> list[int]:
+    """A process and all that it started, as Linux knows them; a SuperLink's helpers have a session of their own."""
+    children: dict[int, list[int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            parent = int(file.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(file.parent.name))
+    found = [process]
+    for each in found:  # which grows
+        found += children.get(each, [])
+    return found
+
+
+def _kill(processes: Sequence[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def free_port() -> int:
@@ -236,8 +257,11 @@ def main() -> None:
     with Loopback(given.folder, nodes) as fleet:
         print(f"{len(nodes)} devices are starting; their logs are {fleet.folder}/*.log. Ctrl-C ends them. Train with:")
         quiet = " ".join(f"{key}={value}" for key, value in {**QUIET, "FLWR_HOME": fleet.folder / "flwr"}.items())
-        settings = f'set="fleet.clients={len(nodes)};fleet.cohort={len(nodes)}" out="{Path("runs").absolute()}/flower"'
-        print(f"  {quiet} flwr run examples/flower {NAME} --stream --run-config '{settings}'", flush=True)
+        changes = f"fleet.clients={len(nodes)};fleet.cohort={len(nodes)};rounds=5"
+        settings = f'set="{changes}" out="{Path("runs").absolute()}/flower"'
+        print(
+            f"  {quiet} {PROGRAMS / 'flwr'} run examples/flower {NAME} --stream --run-config '{settings}'", flush=True
+        )
         with suppress(KeyboardInterrupt):
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             while all(process.poll() is None for process in fleet.processes.values()):

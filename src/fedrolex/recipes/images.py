@@ -15,6 +15,7 @@ from fedrolex.core import DATASETS, MODELS, FedrolexError, check_paths, check_wo
 from fedrolex.data.images import ImageSet, load_images
 from fedrolex.methods import Method
 from fedrolex.models import ImageModel, Norm, Represented
+from fedrolex.models.foreign import foreign, takes_classes
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.partition import PartitionRecipe
 from fedrolex.recipes.task import TaskRecipe, whole_path
@@ -36,13 +37,16 @@ class ImagesRecipe(TaskRecipe):
     Attributes:
         data: ``digits``, ``cifar10``, ``cifar100``, ``fashion-mnist``, another registered data set,
             ``package.module:loader``, or the path of a folder of images.
+        size: height and width that the images of a folder are brought to; null: they have one size already.
         model: ``convnet``, ``lenet``, ``resnet8`` to ``resnet32``, ``vgg11``, ``preresnet18``, ``preresnet34``, another
-            registered model, or ``package.module:builder``; ``auto`` is convnet for digits, else preresnet18.
+            registered model, ``package.module:builder``, or what takes ``num_classes``, as
+            ``torchvision.models:resnet18``; ``auto`` is convnet for digits, else preresnet18.
         models: by capacity, what its clients train instead of a part of ``model``, for methods that bring models
             together by what they say: ``vgg11``, or ``vgg11:16`` with a width.
         width: of the largest client's ``model``; null is its own (32 for convnet, 6 for lenet, 16 for ResNets, 64 for
             VGG and PreResNets).
-        norm: of ResNets, VGG and PreResNets: ``static``, ``batch``, ``group``, ``none``.
+        norm: of ResNets, VGG and PreResNets: ``static``, ``batch``, ``group``, ``none``. Batch norms of a model that
+            takes ``num_classes`` become static, or stay as they are (``batch``).
         scaler: HeteroFL's scaler, in a PreResNet.
         representation: size of a layer before the last that is the same at every width; null is none, or what the
             method needs.
@@ -58,6 +62,7 @@ class ImagesRecipe(TaskRecipe):
     """
 
     data: str = "digits"
+    size: int | None = None
     model: str = "auto"
     models: dict[str, str] = field(default_factory=dict)
     width: int | None = None
@@ -81,10 +86,12 @@ class ImagesRecipe(TaskRecipe):
             self._of(capacity, name)
         if len({exact(capacity) for capacity in self.models}) < len(self.models):
             raise FedrolexError(f"task.models has two models for one capacity: {', '.join(self.models)}")
-        for name in ("width", "limit", "representation"):
+        for name in ("size", "width", "limit", "representation"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise FedrolexError(f"task.{name} is {value}: give 1 or more, or null")
+        if self.size is not None and self.data in DATASETS.names():
+            raise FedrolexError(f"task.size is {self.size}, but only images of a folder are resized, not {self.data}")
         if self.public == self.data:
             raise FedrolexError(f"task.public is {self.public!r}, which is what is learned: give a share, e.g. 0.1")
         shares = [share for share in (self.validation, self.public) if isinstance(share, int | float)]
@@ -122,7 +129,7 @@ class ImagesRecipe(TaskRecipe):
     def make_model(self, scale: int = 1) -> nn.Module:
         """The server's model; needs no data for the bundled sets."""
         shape = SHAPES.get(self.data)
-        return self._made(_shape(load_images(self.data, Path())) if shape is None else shape, scale)
+        return self._made(_shape(load_images(self.data, Path(), size=self.size)) if shape is None else shape, scale)
 
     def make_models(self) -> dict[Fraction, nn.Module]:
         """The models that clients of some capacities have instead."""
@@ -137,7 +144,8 @@ class ImagesRecipe(TaskRecipe):
         name = ("convnet" if self.data == "digits" else "preresnet18") if self.model == "auto" else self.model
         build = MODELS.find(name)
         with in_one_line(f"task.model {name}: the model cannot be made"):
-            made = build(ImageModel(classes, channels, size, self.width, scale, self.norm, self.scaler))
+            asked = ImageModel(classes, channels, size, self.width, scale, self.norm, self.scaler)
+            made = foreign(build, asked) if takes_classes(build) else build(asked)
         if not isinstance(made, nn.Module):
             raise FedrolexError(f"task.model {name} made a {type(made).__name__}, not a torch.nn.Module")
         return made
@@ -157,7 +165,7 @@ class ImagesRecipe(TaskRecipe):
     def open(self, fleet: FleetRecipe, *, seed: int, folder: Path, mask: Mask) -> tuple[Task, Fleet]:
         """The task, its images spread over the fleet."""
         made = fleet.build(seed)
-        images = load_images(self.data, folder, seed)
+        images = load_images(self.data, folder, seed, self.size)
         shape = _shape(images)
         classes = shape[0]
         aside = 0.0 if isinstance(self.public, str) else self.public or 0.0
@@ -199,7 +207,7 @@ class ImagesRecipe(TaskRecipe):
         """Images of another set, for distillation; of this one, nobody may look at the test images."""
         if not isinstance(self.public, str):
             return None
-        others = load_images(self.public, folder, seed)
+        others = load_images(self.public, folder, seed, self.size)
         if others.train_x.shape[1:] != images.train_x.shape[1:]:
             shapes = [tuple(each.train_x.shape[1:]) for each in (others, images)]
             raise FedrolexError(f"task.public {self.public!r} has images of shape {shapes[0]}, the task {shapes[1]}")

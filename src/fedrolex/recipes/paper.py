@@ -8,80 +8,38 @@ on one data set. ``fedrolex show TABLE/SETUP/ROW@KIND`` prints its recipe. The k
   are drawn anew every round, norms take the statistics of test batches of 100, windows are rounded up, absent classes
   have a score of 0, and Federated Dropout draws for every convolution apart. TensorFloat-32, which cuDNN takes unless
   it is told not to.
-- ``tuned``: ours. A rate that works in 1000 rounds and falls late, images shifted into their mean colour, the rest as released where
-  the paper is silent (masks, class-wise averages, split). ``tuned-redrawn`` has capacities drawn anew every round.
+- ``tuned``: ours. A rate that works in 1000 rounds and falls late, images shifted into their mean colour, the rest as
+  released where the paper is silent (masks, class-wise averages, split). ``tuned-redrawn`` has capacities drawn anew
+  every round.
+
+On text there is no ``released``: the Transformer of the released code throws its averages away and trains nothing.
 
 Beside the paper's rows stand those a practitioner would ask for: everyone at one width, only those who can hold it, and
 columns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from fedrolex.core import FedrolexError, one_of
+from fedrolex.recipes.paper_numbers import (
+    GAMMA,
+    GAMMA_SCHEDULE,
+    OVERALL,
+    OVERLAP,
+    PARTICIPATION,
+    REAL_WORLD,
+    RHO,
+    RHO_MIDDLE,
+    RHO_SCHEDULES,
+    TEXT_SCHEDULE,
+    WEIGHTING,
+    Printed,
+    printed,
+)  # fmt: skip
+from fedrolex.recipes.paper_setups import KINDS, PAPER_SETUPS, SETUPS, Kind, Schedule, Words
 from fedrolex.recipes.recipe import Recipe, own_recipe
-
-Kind = Literal["printed", "released", "tuned", "tuned-redrawn"]
-Words = Mapping[Kind, tuple[str, ...]]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The length of a run, and the rounds at which its rate falls."""
-
-    rounds: int
-    milestones: tuple[int, ...]
-
-
-TUNED = Schedule(1000, (800, 950))
-"""Of a tuned run."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A data set spread over clients.
-
-    Attributes:
-        recipe: the package's recipe that it starts from.
-        labels: how many a client holds.
-        lr, batch: as printed.
-        parts: as printed, of methods that train parts.
-        plain: as printed, where everyone trains the same model.
-        words: settings of its own.
-    """
-
-    recipe: str
-    labels: int
-    lr: float
-    batch: int
-    parts: Schedule
-    plain: Schedule
-    words: tuple[str, ...] = ()
-
-
-LONG = Schedule(3500, (1000, 1500))
-PAPER_SETUPS = {
-    "cifar10-high": Setup("cifar10", 2, 2e-4, 10, Schedule(2500, (800, 1500)), Schedule(1250, (500, 1000))),
-    "cifar10-low": Setup("cifar10", 5, 2e-4, 10, Schedule(2000, (800, 1250)), Schedule(1500, (500, 1000))),
-    "cifar100-high": Setup("cifar100", 20, 1e-4, 24, LONG, LONG),
-    "cifar100-low": Setup("cifar100", 50, 1e-4, 24, LONG, LONG),
-}
-"""By name; high and low are the paper's words for how different clients' labels are."""
-
-RARE = ("task.partition.name=labels", "task.partition.rare=[7, 8, 9]", "task.partition.rare_capacity=1/8")
-SETUPS = PAPER_SETUPS | {"cifar10-rare": replace(PAPER_SETUPS["cifar10-high"], labels=3, words=RARE)}
-"""The paper's, and one in which three classes belong to devices of an eighth and below."""
-
-
-@dataclass(frozen=True)
-class Printed:
-    """What the paper prints, in per cent: the mean and the standard deviation of global accuracy, and of local."""
-
-    mean: float
-    std: float
-    local: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +78,7 @@ class Cell:
         """The recipe of the cell, its rounds and milestones multiplied by ``scale``."""
         one_of("kind", kind, self.kinds)
         setup = SETUPS[self.setup]
-        words = [*_kind_words(self, setup, kind), *setup.words, *self.words[kind]]
+        words = [*setup.settings(kind, self.schedule), *filter(setup.knows, self.words[kind])]
         return shorter(own_recipe(setup.recipe).with_settings(words), scale)
 
 
@@ -140,30 +98,6 @@ def shorter(recipe: Recipe, scale: float) -> Recipe:
         evaluate_every=scaled(recipe.evaluate_every),
         checkpoint_every=scaled(recipe.checkpoint_every),
     )
-
-
-def _kind_words(cell: Cell, setup: Setup, kind: Kind) -> list[str]:
-    """Settings of a kind on a data set."""
-    schedule = TUNED if "tuned" in kind else cell.schedule or setup.parts
-    rounds = schedule.rounds
-    words = [
-        f"rounds={rounds}", f"client.milestones={list(schedule.milestones)}", f"evaluate_every={rounds // 20}",
-        f"checkpoint_every={rounds // 10}", "callbacks=[]", f"task.partition.labels={setup.labels}",
-    ]  # fmt: skip
-    if kind == "printed":
-        words += [
-            f"client.lr={setup.lr}", f"client.batch={setup.batch}", "client.clip=null", "client.mask=none",
-            "task.partition.name=labels", "precision=tf32",
-        ]  # fmt: skip
-    elif kind == "released":
-        words += [
-            "client.optimizer=adam", "client.momentum=0.0", "client.lr=0.0002", "client.batch=128", "client.decay=0.25",
-            "fleet.redrawn=true", "evaluation.statistics=test-batch", "evaluation.batch=100",
-            "precision=tf32",
-        ]  # fmt: skip
-    else:
-        words += ["task.padding=mean", "precision=bf16", f"fleet.redrawn={str(kind == 'tuned-redrawn').lower()}"]
-    return words
 
 
 # --- rows ---
@@ -214,75 +148,46 @@ BESIDE: dict[str, Words] = {
 }
 """What the same fleet could do without partial training, and columns."""
 
-OVERALL = {
-    "fedrolex": ("69.44 1.50 95.95", "84.45 0.36", "56.57 0.15 81.58", "58.73 0.33"),
-    "heterofl": ("63.90 2.74", "73.19 1.71", "52.38 0.80", "57.44 0.42"),
-    "federated-dropout": ("46.64 3.05", "76.20 2.53", "45.07 0.07", "46.40 0.21"),
-    "smallest": ("38.82 0.88 85.90", "46.86 0.54 66.02", "12.69 0.50 34.51", "19.70 0.34 33.22"),
-    "largest": ("75.74 0.42 95.54", "84.48 0.58 93.54", "60.89 0.60 81.99", "62.51 0.20 76.43"),
-    "feddf": ("73.81 0.42", "76.55 0.32", "31.87 0.46", "37.87 0.31"),
-    "ds-fl": ("65.27 0.53", "68.44 0.47", "29.12 0.51", "33.56 0.55"),
-    "fed-et": ("78.66 0.31", "81.13 0.28", "35.78 0.45", "41.58 0.36"),
-}
-"""Table 3: global accuracy on the four set-ups, mean and deviation; then local accuracy, where another table has it."""
-
-REAL_WORLD = {
-    "fedrolex": ("63.17 1.45 94.05", "80.14 0.52 91.03", "45.78 1.71 73.33", "48.44 0.51 66.31"),
-    "smallest": OVERALL["smallest"],
-    "largest": ("75.74 0.41 95.54", *OVERALL["largest"][1:]),
-}
-"""Table 4."""
-WEIGHTING = {
-    "uniform": {"cifar10-high": "69.44 1.50 95.95", "cifar100-high": "56.57 0.15 81.58"},
-    "size": {"cifar10-high": "69.09 1.42 95.98", "cifar100-high": "56.99 0.27 81.23"},
-    "updates": {"cifar10-high": "68.83 0.89 96.01", "cifar100-high": "56.63 0.36 81.23"},
-    "hybrid": {"cifar10-high": "68.78 0.89 96.05", "cifar100-high": "56.71 0.20 81.49"},
-}
-PARTICIPATION = {
-    "fedrolex": {5: "57.90 2.72", 10: "69.44 1.50", 20: "71.85 1.22"},
-    "heterofl": {5: "48.43 1.78", 10: "63.90 2.74", 20: "65.07 2.17"},
-    "federated-dropout": {5: "42.06 1.29", 10: "46.64 3.05", 20: "55.20 4.64"},
-}
-RHO = [f"{tenth / 10:.1f}" for tenth in range(11)]
-RHO_SCHEDULES = {"cifar10": Schedule(1250, (500, 1000)), "cifar100": Schedule(2000, (1000, 1500))}
-RHO_MIDDLE = Schedule(1500, (700, 1200))  # CIFAR-10 between 0.3 and 0.7; for 0.5 nothing is printed
-GAMMA = (2, 4, 8, 16)
-GAMMA_SCHEDULE = Schedule(1500, (800, 1200))
-OVERLAP = ("0", "0.25", "0.5", "0.75", "1")
 SAME = {"smallest": "1/16", "largest": "1"}
 PUBLIC = {"cifar10": "cifar100", "cifar100": "cifar10"}
 
 
-def _printed(text: str) -> Printed:
-    return Printed(*map(float, text.split()))
+SPREAD = [name for name in SETUPS if name != "cifar10-rare"]
+"""Data sets of tables that are about all of them."""
+
+
+def _cell(table: str, setup: str, row: str, words: Words, text: str | None = None, **more: object) -> Cell:
+    """A cell in the kinds that its data set has."""
+    kept = {kind: each for kind, each in words.items() if kind in SETUPS[setup].kinds}
+    return Cell(table, setup, row, kept, text and printed(text), **more)  # type: ignore[arg-type]
 
 
 def _overall() -> Iterator[Cell]:
-    for setup, texts in zip(PAPER_SETUPS, zip(*OVERALL.values(), strict=True), strict=True):
-        printed = dict(zip(OVERALL, map(_printed, texts), strict=True))
+    for setup in SPREAD:
         for row, words in PARTS.items():
-            yield Cell("overall", setup, row, words, printed[row])
+            yield _cell("overall", setup, row, words, OVERALL[row].get(setup))
         for row, width in SAME.items():
-            yield Cell("overall", setup, row, _width(width), printed[row], SETUPS[setup].plain)
-        for row, method in DISTILLED.items():
+            yield _cell("overall", setup, row, _width(width), OVERALL[row].get(setup), schedule=SETUPS[setup].plain)
+        for row, method in DISTILLED.items() if setup in PAPER_SETUPS else ():
             public = f"task.public={PUBLIC[SETUPS[setup].recipe]}"
-            yield Cell("overall", setup, row, {"tuned": (f"method={method}", public)}, printed[row], quoted=True)
+            words = {"tuned": (f"method={method}", public)}
+            yield _cell("overall", setup, row, words, OVERALL[row][setup], quoted=True)
         for row, words in BESIDE.items():
-            yield Cell("overall", setup, row, words, beside=True)
+            yield _cell("overall", setup, row, words, beside=True)
 
 
 def _rho() -> Iterator[Cell]:
-    for setup in PAPER_SETUPS:
+    for setup in SPREAD:
         data = SETUPS[setup].recipe
         for rho in RHO:
             words = _with(f"fleet.capacities=rho:{rho}", PARTS["fedrolex"])
             middle = data == "cifar10" and 0.3 <= float(rho) <= 0.7
-            schedule = RHO_MIDDLE if middle else RHO_SCHEDULES[data]
-            yield Cell("rho", setup, f"fedrolex-{rho}", words, schedule=schedule)
+            schedule = RHO_MIDDLE if middle else RHO_SCHEDULES.get(data, TEXT_SCHEDULE)
+            yield _cell("rho", setup, f"fedrolex-{rho}", words, schedule=schedule)
 
 
 def _gamma() -> Iterator[Cell]:
-    for setup in PAPER_SETUPS:
+    for setup in SPREAD:
         for gamma in GAMMA:
             fleet, size = f"fleet.capacities=gamma:{gamma}", f"1/{gamma}"
             rows = {
@@ -290,46 +195,48 @@ def _gamma() -> Iterator[Cell]:
                 "columns": _able(size, size),
             }  # fmt: skip
             for row, words in rows.items():
-                beside = row not in PARTS
-                yield Cell("gamma", setup, f"{row}-{gamma}", _with(fleet, words), None, GAMMA_SCHEDULE, beside=beside)
+                schedule = GAMMA_SCHEDULE if setup in PAPER_SETUPS else TEXT_SCHEDULE
+                name, beside = f"{row}-{gamma}", row not in PARTS
+                yield _cell("gamma", setup, name, _with(fleet, words), schedule=schedule, beside=beside)
 
 
 def _real_world() -> Iterator[Cell]:
     income = "fleet.capacities=income"
-    for setup, texts in zip(PAPER_SETUPS, zip(*REAL_WORLD.values(), strict=True), strict=True):
-        printed = dict(zip(REAL_WORLD, map(_printed, texts), strict=True))
-        yield Cell("real-world", setup, "fedrolex", _with(income, PARTS["fedrolex"]), printed["fedrolex"])
+    for setup in SPREAD:
+        words = _with(income, PARTS["fedrolex"])
+        yield _cell("real-world", setup, "fedrolex", words, REAL_WORLD["fedrolex"].get(setup))
         for row, width in SAME.items():
-            yield Cell("real-world", setup, row, _with(income, _width(width)), printed[row], SETUPS[setup].plain)
+            words, text = _with(income, _width(width)), REAL_WORLD[row].get(setup)
+            yield _cell("real-world", setup, row, words, text, schedule=SETUPS[setup].plain)
         for row, words in BESIDE.items():
-            yield Cell("real-world", setup, row, _with(income, words), beside=True)
+            yield _cell("real-world", setup, row, _with(income, words), beside=True)
 
 
 def _weighting() -> Iterator[Cell]:
     for weighting, by_setup in WEIGHTING.items():
         words = _words("method=fedrolex", f"method.weighting={weighting}", rate=WINDOWS, released=UP)
         for setup, text in by_setup.items():
-            yield Cell("weighting", setup, weighting, words, _printed(text))
+            yield _cell("weighting", setup, weighting, words, text)
 
 
 def _overlap() -> Iterator[Cell]:
     for setup in PAPER_SETUPS:
         for r in OVERLAP:
             words = _words("method=fedrolex", f"method.overlap={r}", rate=WINDOWS, released=UP)
-            yield Cell("overlap", setup, f"fedrolex-{r}", words)
+            yield _cell("overlap", setup, f"fedrolex-{r}", words)
 
 
 def _participation() -> Iterator[Cell]:
     for row, by_cohort in PARTICIPATION.items():
         for cohort, text in by_cohort.items():
             words = _with(f"fleet.cohort={cohort}", PARTS[row])
-            yield Cell("participation", "cifar10-high", f"{row}-{cohort}", words, _printed(text))
+            yield _cell("participation", "cifar10-high", f"{row}-{cohort}", words, text)
 
 
 def _rare() -> Iterator[Cell]:
     """Not the paper's: it never ties data to capacity, where leaving devices out must lose."""
     for row, words in {**PARTS, **{row: _width(width) for row, width in SAME.items()}, **BESIDE}.items():
-        yield Cell("rare", "cifar10-rare", row, {"tuned": words["tuned"]}, beside=True)
+        yield _cell("rare", "cifar10-rare", row, {"tuned": words["tuned"]}, beside=True)
 
 
 TABLES = {

@@ -1,6 +1,6 @@
 """The selective average of a round's answers, section by section of the server's state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from fedrolex.rounds.server import State
 from fedrolex.slicing import Fold, Window
 from fedrolex.slicing.fold import Normaliser
 from fedrolex.slicing.rows import Rows
-from fedrolex.slicing.sums import ExactFold
+from fedrolex.slicing.sums import ExactFold, Grades
 
 Seen = Callable[[Sequence[Upload]], None]
 
@@ -107,6 +107,12 @@ class Average:
         self.new = new
         self._finite = {id(tensor): tensor for tensors in new.values() for tensor in tensors.values()}
         return new
+
+    def add_sums(self, section: str, job: Job, parts: Mapping[str, Grades], window: Window) -> None:
+        """Take in what somebody else has added up of a section, a job's first or later one, cut to a window."""
+        fold = self._fold(section, job)
+        assert isinstance(fold, ExactFold)
+        fold.merge(parts, window)
 
     def sums(self) -> dict[str, ExactFold]:
         """What has been added up so far, by section, where sums are ``exact``."""

@@ -5,7 +5,7 @@ first rounded to a multiple of a quantum that its own size says; sums of such mu
 there are not too many. Terms of very different sizes have different quanta, and a sum for each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import frexp
 from typing import Any
 
@@ -115,8 +115,13 @@ class ExactFold(Fold):
 
     def hull(self) -> Window:
         """The window of a client that all others' lie in; where there is none, everything."""
-        widest = max(self.windows, key=self.axes.parameters, default=WHOLE)
-        return widest if all(_inside(window, widest) for window in self.windows) else WHOLE
+        return hull(self.axes, self.windows)
+
+
+def hull(axes: Axes, windows: Collection[Window]) -> Window:
+    """The one of some windows that all others lie in; where there is none, everything."""
+    widest = max(windows, key=axes.parameters, default=WHOLE)
+    return widest if all(_inside(window, widest) for window in windows) else WHOLE
 
 
 def _inside(window: Window, other: Window) -> bool:

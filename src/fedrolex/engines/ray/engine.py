@@ -20,13 +20,13 @@ from torch import Tensor
 from fedrolex.clients import MODEL, Failure, Job, Origin, Precision, RoundPlan, Tensors, Upload
 from fedrolex.core import FedrolexError
 from fedrolex.core.errors import one_of
-from fedrolex.engines.ray.cluster import check_installed
+from fedrolex.engines.ray.cluster import ADDRESS, check_installed, connected
 from fedrolex.engines.ray.pool import PATIENCE, Member, Outcome, Pool, pool_of
-from fedrolex.engines.ray.shards import Costs, dealt, in_order
+from fedrolex.engines.ray.shards import Costs, dealt, in_order, worth_adding
 from fedrolex.engines.ray.wire import PartialSum, RunSent, Shard, pack, unpack
-from fedrolex.rounds import Engine
+from fedrolex.rounds import Average, Engine
 from fedrolex.rounds.drift import Sums, drift_of
-from fedrolex.slicing.sums import MOST, ExactFold
+from fedrolex.slicing.sums import MOST
 
 PIECES = 4  # of a cohort for every worker, where answers come one by one
 ROOM = 2**26  # bytes of answers in one piece
@@ -41,7 +41,8 @@ class Traffic:
         state: of the server's tensors; they go to every node once.
         asked: sent to workers beside it.
         sums: of what workers have added up.
-        answers: of all else that came back.
+        answers: of all else that came back: what clients trained, where that is fewer bytes than its sum, sent and
+            kept.
     """
 
     state: int = 0
@@ -84,12 +85,14 @@ class RayEngine(Engine):
         self.costs = Costs()
         self._sections: dict[str, Stored] = {}
         self._run: tuple[Origin, RunSent] | None = None
-        self._sums: dict[str, ExactFold] = {}
+        self._adding: Average | None = None
         self._plan: RoundPlan | None = None
         self._by_value = False  # the recipe travels as an object, with the user's own classes in it
         self._drifted: list[Member] = []
         self._serial = 0
         check_installed()
+        if os.environ.get(ADDRESS):
+            connected()  # a cluster that is not there is told before anything is written
 
     @property
     def pool(self) -> Pool:
@@ -115,7 +118,9 @@ class RayEngine(Engine):
             yield from self._round(plan)
 
     def _round(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
-        self.traffic, self._sums, self._plan, self._drifted = Traffic(), {}, plan, []
+        self.traffic, self._plan, self._drifted = Traffic(), plan, []
+        axis = None if plan.summing is None else plan.summing.label_axis
+        self._adding = None if plan.summing is None else Average(plan, self, label_axis=axis, exact=True)
         self._serial += 1
         pool = self.pool
         pool.gather(everyone=self._run is None)
@@ -145,7 +150,8 @@ class RayEngine(Engine):
         stamps = [(section, stored.version) for section, stored in sections.items()]
 
         def start(jobs: Sequence[Job], member: Member) -> Any:
-            shard = Shard.of(plan, self._serial, jobs, stamps)
+            apart = plan.summing is None or not worth_adding(plan, jobs)
+            shard = Shard.of(plan, self._serial, jobs, stamps, apart)
             self.traffic.asked += len(shard.tensors)
             told = replace(run, origin=None) if member.knows(run.key) else run
             return member.handle.train.remote(told, shard, *(stored.ref for stored in sections.values()))
@@ -160,30 +166,41 @@ class RayEngine(Engine):
             return [Failure(job, TWICE_LOST) for job in jobs]
         if done.failed is not None:
             raise (FedrolexError if done.made else NotMadeError)(done.failed)
-        for each in done.sums:
-            self._merge(plan, each)
+        self._merge(done.sums, jobs)
         self._drifted += [outcome.member] if outcome.member not in self._drifted else []
         self.traffic.sums += sum(len(each.tensors) for each in done.sums)
         self.traffic.answers += len(done.tensors)
         box = unpack(done.tensors, self.device)
         for job, seconds in zip(jobs, done.seconds, strict=True):
             self.costs.measured(plan, job, seconds)
-        return [answer.upload(job, box) for job, answer in zip(jobs, done.answers, strict=True)]
+        return [self._added(answer.upload(job, box)) for job, answer in zip(jobs, done.answers, strict=True)]
 
-    def _merge(self, plan: RoundPlan, part: PartialSum) -> None:
+    def _merge(self, sums: Sequence[PartialSum], jobs: Sequence[Job]) -> None:
         """Add a worker's sums to those of the others; the server's memory does not grow with the number of workers."""
-        if part.section not in self._sums:
-            self._sums[part.section] = ExactFold(plan.networks[part.network].axes, plan.tensors[part.section])
-        found: dict[str, dict[int, Tensor]] = {}
-        for key, tensor in unpack(part.tensors, self.device).items():
-            grade, _, name = key.partition(":")
-            found.setdefault(name, {})[int(grade)] = tensor
-        self._sums[part.section].merge(found, part.window)
+        home = {section: job for job in jobs for section in job.sections}
+        for part in sums:
+            found: dict[str, dict[int, Tensor]] = {}
+            for key, tensor in unpack(part.tensors, self.device).items():
+                grade, _, name = key.partition(":")
+                found.setdefault(name, {})[int(grade)] = tensor
+            assert self._adding is not None
+            self._adding.add_sums(part.section, home[part.section], found, part.window)
+
+    def _added(self, answer: Upload | Failure) -> Upload | Failure:
+        """An answer, added to the sums where its worker did not do that."""
+        if self._adding is None or isinstance(answer, Failure) or not answer.tensors:
+            return answer
+        assert answer.summed is not None
+        try:
+            self._adding.add(replace(answer, summed=None), answer.summed)
+        except FedrolexError as error:
+            return Failure(answer.job, str(error))
+        return replace(answer, tensors={})
 
     def sums(self) -> dict[str, dict[str, Tensor]]:
         """What all workers have added up."""
-        found, self._sums = {section: fold.totals() for section, fold in self._sums.items()}, {}
-        return found
+        adding, self._adding = self._adding, None
+        return {} if adding is None else {section: fold.totals() for section, fold in adding.sums().items()}
 
     def drift(self, new: Tensors) -> dict[str, float] | None:
         """As the workers measured it; nothing where one of them was lost since."""

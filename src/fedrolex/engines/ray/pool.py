@@ -21,6 +21,8 @@ SIGN_OF_LIFE = 5.0  # seconds between the questions whether a busy worker is sti
 PATIENCE = 30.0  # seconds without an answer after which it is lost
 GATHERED = 20.0  # seconds that a run's first round waits for workers on their way, once one is there
 NOBODY = 600.0  # seconds without any worker after which a run stops
+ONE_HEAP = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
+"""Environment of a worker: see :func:`~fedrolex.core.allocator.keep_memory`, which comes after Ray's own threads."""
 
 Answer = TypeVar("Answer")
 Start = Callable[[Sequence[Job], "Member"], Any]
@@ -93,7 +95,10 @@ class Pool:
         self._starting: dict[Any, Member] = {}
         self._session = session(self.ray)
         self._class = remote(self.ray).options(
-            num_cpus=cores, num_gpus=1 if device == "cuda" else 0, scheduling_strategy="SPREAD"
+            num_cpus=cores,
+            num_gpus=1 if device == "cuda" else 0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": ONE_HEAP},
         )
         atexit.register(self.close)
 

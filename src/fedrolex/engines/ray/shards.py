@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from fedrolex.clients import Job, RoundPlan
 from fedrolex.engines.visits import Kind
+from fedrolex.slicing import Window
+from fedrolex.slicing.sums import hull
 
 BASE = 200_000  # what a client costs beside its parameters, in parameters, before any was measured
 WEIGHT = 0.3  # of the newest measurement in a mean
@@ -54,6 +56,19 @@ def dealt(jobs: Sequence[Job], costs: Sequence[float], workers: int) -> list[lis
         heapq.heappush(ends, (end + costs[place], worker))
     longest_first = sorted(shards, key=lambda shard: -sum(costs[place] for place in shard))
     return [[jobs[place] for place in sorted(shard)] for shard in longest_first]
+
+
+def worth_adding(plan: RoundPlan, jobs: Sequence[Job]) -> bool:
+    """Whether what clients train is no fewer bytes than its sum, which takes two values for one."""
+    windows: dict[tuple[str, str], set[Window]] = {}
+    for job in jobs:
+        windows.setdefault((job.sections[0], job.network), set()).add(job.window)
+    sizes = {
+        (network, w): plan.networks[network].axes.parameters(w) for (_, network), own in windows.items() for w in own
+    }
+    hulls = ((plan.networks[network].axes, own) for (_, network), own in windows.items())
+    summed = sum(2 * axes.parameters(hull(axes, own)) for axes, own in hulls)
+    return summed <= sum(sizes[job.network, job.window] for job in jobs)
 
 
 def in_order(jobs: Sequence[Job], sizes: Sequence[int], parts: int, most: int) -> list[list[Job]]:

@@ -95,7 +95,8 @@ class Shard:
         tensors: the box of what is sent with them.
         sections: names of the sections of the server's state that come with the shard, each with the number of its
             version.
-        summing: whether answers are added up by the worker.
+        summing: whether answers are added up, here or there.
+        apart: whether what clients trained comes back as it is.
         drift: whether it is measured how far clients drift apart.
     """
 
@@ -105,10 +106,13 @@ class Shard:
     tensors: bytes
     sections: Sequence[tuple[str, int]]
     summing: bool
+    apart: bool
     drift: bool
 
     @staticmethod
-    def of(plan: RoundPlan, serial: int, jobs: Sequence[Job], sections: Sequence[tuple[str, int]]) -> Shard:
+    def of(
+        plan: RoundPlan, serial: int, jobs: Sequence[Job], sections: Sequence[tuple[str, int]], apart: bool
+    ) -> Shard:
         """A shard of these jobs of a plan."""
         box, asked = Box(), []
         for job in jobs:
@@ -116,7 +120,7 @@ class Shard:
             kept = None if job.kept is None else box.put(job.kept, f"kept by {job.client}")
             asked.append(Asked(replace(job, sent={}, kept=None), sent, kept))
         drift = plan.summing is not None and plan.summing.drift
-        return Shard(plan.round, serial, asked, box.packed(), sections, plan.summing is not None, drift)
+        return Shard(plan.round, serial, asked, box.packed(), sections, plan.summing is not None, apart, drift)
 
     def jobs(self, device: torch.device) -> list[Job]:
         """The jobs with what is sent, on a device."""
@@ -157,7 +161,6 @@ class PartialSum:
     """What a worker has added up for one section: ``grade:name`` to tensors, cut to a window."""
 
     section: str
-    network: str
     window: Window
     tensors: bytes
 

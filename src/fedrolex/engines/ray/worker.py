@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients import MODEL, Failure, Job, Origin, Precision, RoundPlan, Upload, why_failed
+from fedrolex.clients import MODEL, Failure, Origin, Precision, RoundPlan, Upload, why_failed
 from fedrolex.core import FedrolexError
 from fedrolex.core.allocator import keep_memory
 from fedrolex.core.importing import resolve
@@ -124,10 +124,10 @@ class Worker:
         adding = self._adding(known, plan, engine, shard) if shard.summing else None
         for answer, took in _timed(engine, plan):
             seconds.append(took)
-            answers.append(_answered(plan, answer, box, adding))
+            answers.append(_answered(plan, answer, box, adding, shard.apart))
         if engine.together:  # all came at once: the time is shared out by size
             seconds = _shared_out(plan, seconds)
-        sums = [] if adding is None else _partial_sums(plan, adding)
+        sums = [] if adding is None else _partial_sums(adding)
         return Done(answers, box.packed(), sums, seconds)
 
     def _adding(self, known: Known, plan: RoundPlan, engine: Engine, shard: Shard) -> Average:
@@ -172,8 +172,8 @@ def _timed(engine: Engine, plan: RoundPlan) -> Iterator[tuple[Upload | Failure, 
         began = time.perf_counter()
 
 
-def _answered(plan: RoundPlan, answer: Upload | Failure, box: Box, adding: Average | None) -> Answer:
-    """An answer as it travels: added up, or with its tensors in the box."""
+def _answered(plan: RoundPlan, answer: Upload | Failure, box: Box, adding: Average | None, apart: bool) -> Answer:
+    """An answer as it travels: added up or, where it travels apart, with its tensors in the box."""
     why = answer.why if isinstance(answer, Failure) else refusal(plan, answer)
     if why is not None:
         return Answer(answer.job.key, why)
@@ -183,7 +183,10 @@ def _answered(plan: RoundPlan, answer: Upload | Failure, box: Box, adding: Avera
         assert plan.summing is not None
         try:
             weight = float(plan.summing.weight(answer))
-            adding.add(answer, weight)
+            if not apart:
+                adding.add(answer, weight)
+            elif adding.seen is not None:
+                adding.seen([answer])
         except Exception as failure:
             return Answer(answer.job.key, why_failed(failure))
     who = f"of {answer.job.key}"
@@ -195,19 +198,18 @@ def _answered(plan: RoundPlan, answer: Upload | Failure, box: Box, adding: Avera
         answer.steps,
         None if answer.labels is None else list(answer.labels),
         weight,
-        box.put(answer.tensors, f"trained {who}") if adding is None else None,
+        box.put(answer.tensors, f"trained {who}") if apart else None,
         box.put(answer.sent, f"sent {who}"),
         None if answer.kept is None else box.put(answer.kept, f"kept {who}"),
     )
 
 
-def _partial_sums(plan: RoundPlan, adding: Average) -> list[PartialSum]:
-    home: dict[str, Job] = {section: job for job in plan.jobs for section in job.sections}
+def _partial_sums(adding: Average) -> list[PartialSum]:
     found = []
     for section, fold in adding.sums().items():
         window = fold.hull()
         parts = {f"{grade}:{n}": t for n, grades in fold.parts(window).items() for grade, t in grades.items()}
-        found.append(PartialSum(section, home[section].network, window, pack(parts)))
+        found.append(PartialSum(section, window, pack(parts)))
     return found
 
 
