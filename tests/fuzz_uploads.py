@@ -50,20 +50,33 @@ def bytes_of(content: RecordDict) -> bytes:
 
 
 class Given(Engine):
-    """Gives the answers of devices' replies, as the engine of real devices reads them."""
+    """Gives the answer of a device's reply, as the engine of real devices reads it.
 
-    def __init__(self, client: int, reply: RecordDict, keeps: bool) -> None:
+    Attributes:
+        client: whose reply it is.
+        reply: what the device sent.
+    """
+
+    def __init__(self, keeps: bool) -> None:
         super().__init__()
-        self.devices = Devices(cast(Any, None), cast(Any, None), Exchange(recipe="", keeps=keeps), print)
-        self.client, self.message = client, cast(Message, SimpleNamespace(content=reply, has_error=lambda: False))
+        self.exchange = Exchange(recipe="", keeps=keeps)
+        self.client, self.reply = 0, RecordDict()
 
     def supports(self, work: RoundPlan) -> None:
         return None
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
-        found = self.devices.checked(plan, {self.client: self.message})
+        devices = Devices(cast(Any, None), cast(Any, None), self.exchange, print)
+        message = cast(Message, SimpleNamespace(content=self.reply, has_error=lambda: False))
+        found = devices.checked(plan, {self.client: message})
         yield from found.values()
         yield from (Failure(job, "is not there") for job in plan.jobs if job.key not in found)
+
+
+@cache
+def given(method: str) -> Given:
+    """The engine of a method's run."""
+    return Given(training_of(method).method.needs.client_state)
 
 
 @cache
@@ -89,7 +102,8 @@ def take(method: str, content: RecordDict) -> None:
     before = server.state, server.round, server.clients, training.engine
     server.clients = None if server.clients is None else type(server.clients)()
     client = min(by_client(training.plan(training.method.jobs(server, 0))))
-    training.engine = Given(client, content, training.method.needs.client_state)
+    training.engine = given(method)
+    training.engine.client, training.engine.reply = client, content
     try:
         row = training.run_round()
     except FedrolexError as error:
@@ -200,7 +214,7 @@ def whole_secure() -> list[bytes]:
 
 TARGETS = {
     "upload": Target(read_upload, whole_uploads),
-    "edits": Target(read_edits, lambda: [bytes([place]) for place in range(len(METHODS))]),
+    "edits": Target(read_edits, lambda: [bytes([place]) + 8 * b"\1\0\0\0" for place in range(len(METHODS))]),
     "profile": Target(read_profile, whole_profiles),
     "secure": Target(read_secure, whole_secure),
 }

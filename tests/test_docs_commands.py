@@ -33,6 +33,7 @@ NOT_RUN = {
     r"(srun|first=|address=|sleep|kubectl).*": "needs Slurm or Kubernetes, which the page says was not tried",
     r"export .*": "sets variables only",
     r"FEDROLEX_DATA=\.\.\. python benchmarks/.*": "takes a quarter of an hour and the peers' packages",
+    r"python benchmarks/fuzz\.py .*": "takes minutes and atheris; test_fuzz.py runs its targets",
     r"python3 -m venv \.venv|\. \.venv/bin/activate": "sets up an environment",
 }
 """What is not run, as patterns of whole commands, and why."""
