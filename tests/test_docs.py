@@ -39,7 +39,18 @@ train(Recipe(rounds=1, fleet=FleetRecipe(clients=3, cohort=2)), task, out="runs/
 }
 """What a page speaks of and does not make itself."""
 
-SLOW = {"docs/export.md": "exports to ONNX", "docs/tutorial.md": "trains and exports ResNet18"}
+AFTER = {
+    ("docs/tutorial.md", 0): """
+from fedrolex import FleetRecipe, ImagesRecipe, Recipe, export, train
+
+photos = ImagesRecipe(data="photos", size=32, model="resnet8", width=4, limit=60)
+train(Recipe(task=photos, rounds=1, fleet=FleetRecipe(clients=5, cohort=2)), out="runs/resnet")
+export("runs/resnet", "1/4", "quarter")
+""",
+}
+"""What commands of a page do after a block of it."""
+
+SLOW = {"docs/export.md": "exports to ONNX", "docs/tutorial.md": "trains and exports"}
 TOGETHER = [page for page in PAGES if blocks(page, "python") and page.name not in ("README.md",)]
 READY = [str(page.relative_to(ROOT)) for page in TOGETHER if str(page.relative_to(ROOT)) not in ELSEWHERE]
 
@@ -65,8 +76,9 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     names = namespace(page)
     run(GIVEN.get(page, ""), page, names)
-    for code in blocks(ROOT / page, "python"):
+    for place, code in enumerate(blocks(ROOT / page, "python")):
         run(code, page, names)
+        run(AFTER.get((page, place), ""), page, names)
     if page in CHECKS:
         CHECKS[page](names)
 
