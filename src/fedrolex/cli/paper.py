@@ -64,12 +64,12 @@ class Shelf:
         """Of a cell's runs, but for the seed."""
         return cell.recipe(self.kind, self.scale).with_settings(self.settings).with_whole_paths()
 
-    def takes(self, cell: Cell) -> bool:
-        """Whether a cell has the kind, and its method the settings that were changed."""
+    def known_recipe(self, cell: Cell) -> Recipe | None:
+        """The same; None where a cell has not the kind, or its method not the settings that were changed."""
         try:
-            return self.kind in cell.kinds and bool(self.recipe(cell))
+            return self.recipe(cell) if self.kind in cell.kinds else None
         except FedrolexError:
-            return False
+            return None
 
     def finished(self, cell: Cell) -> list[dict[str, Any]]:
         """The results of a cell's runs that have done all their rounds, by seed; those of other recipes are named."""
@@ -210,10 +210,8 @@ def _collected(shelf: Shelf, out: Path) -> PaperTable:
     command += "".join(f" --set {quote(word)}" for word in shelf.settings) + " --cell SETUP/ROW --seeds A,B,C"
     found = PaperTable(out / f"{shelf.table}-{shelf.label}.json", f"{shelf.table}, {shelf.label}", command)
     for cell in cells(shelf.table):
-        if shelf.takes(cell):
-            found.add(cell, shelf.recipe(cell), shelf.finished(cell))
-        else:
-            found.add(cell, None, [])
+        recipe = shelf.known_recipe(cell)
+        found.add(cell, recipe, [] if recipe is None else shelf.finished(cell))
     return found
 
 

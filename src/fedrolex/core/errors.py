@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
+from functools import lru_cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -95,6 +96,7 @@ def _in_words(kind: Any) -> str:
     return PLAIN.get(kind, getattr(kind, "__name__", str(kind)))
 
 
+@lru_cache(maxsize=256)
 def _types(settings: type) -> dict[str, Any]:
     """Annotations of a class; of one made inside a function, those of its bases where its own cannot be found."""
     for kind in settings.__mro__:

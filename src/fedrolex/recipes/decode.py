@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,7 @@ def from_plain(cls: Any, data: Any, path: str = "", base: Any = None, unknown: U
         return cls(**values) if base is None else replace(base, **values)
 
 
+@lru_cache(maxsize=256)
 def _hints(cls: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls)

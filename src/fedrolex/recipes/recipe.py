@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -208,6 +209,7 @@ def recipe_names() -> list[str]:
     return sorted(file.stem for file in OWN.glob("*.yaml"))
 
 
+@cache
 def own_recipe(name: str) -> Recipe:
     """One of the package's own recipes."""
     return Recipe.read(OWN / f"{name}.yaml")
