@@ -51,7 +51,7 @@ WORDS = ["task.vocabulary=20", "task.stream=8", "task.inner=8", "task.heads=2", 
 SHORT = ["compare=false", "engine=loop", "callbacks=[]"]
 SMALLER: list[tuple[str, list[str]]] = [
     (r"train (stackexchange|blogs)", [*WORDS, "fleet.cohort=2", "rounds=1", *SHORT]),
-    (r"train folder", ["task.size=8", "fleet.clients=5", "fleet.cohort=2", "rounds=1", *SHORT]),
+    (r"train folder", ["task.size=32", "fleet.clients=5", "fleet.cohort=2", "rounds=1", *SHORT]),
     (r"train .*task\.data=", ["fleet.cohort=3", "rounds=1", *SHORT]),
     (r"train .*method=private", [*IMAGES, "method.quantile=null", *SHORT]),
     (r"train .*method=fedgkt", [*IMAGES, "method.server_epochs=1", *SHORT]),
@@ -68,7 +68,7 @@ MORE = {r"paper (?!.*--list).*--cell": ["--scale", "0.002"], r"export": ["--wind
 INSTEAD = {
     "--device cuda": "--device cpu",
     "--engine ray": "",
-    "--public cifar100": "--public photos",
+    "--public cifar100": "--public grey",
     "--scale 0.05": "",
     "--seeds 1,2,3": "--seeds 1",
     "--seeds 1,2,3,4": "--seeds 1,2",
@@ -135,8 +135,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mypackage").mkdir()
     (folder / "mypackage" / "models.py").write_text(MODELS)
     for number in range(30):
-        (folder / "photos" / "abc"[number % 3]).mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), number * 8).save(folder / "photos" / "abc"[number % 3] / f"{number}.png")
+        for kind, mode in (("photos", "RGB"), ("grey", "L")):
+            (folder / kind / "abc"[number % 3]).mkdir(parents=True, exist_ok=True)
+            image = Image.new("L", (8, 8), number * 8).convert(mode)
+            image.save(folder / kind / "abc"[number % 3] / f"{number}.png")
     said = ["a cat sat .", "the dog ran to the cat ."] * 12
     lines = [json.dumps({"user": f"user{number}", "sentences": said}) for number in range(20)]
     (folder / "data" / "stackexchange").mkdir(parents=True)
