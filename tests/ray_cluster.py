@@ -38,6 +38,12 @@ def two_nodes() -> Any:
     return cluster
 
 
+def added_node(cluster: Any, address: str) -> Any:
+    """One node more; Ray takes SIGTERM over with every node that it starts."""
+    with own_signals():
+        return cluster.add_node(node_ip_address=address, **NODE)
+
+
 def stop() -> None:
     """End the cluster, if there is one."""
     if two_nodes.cache_info().currsize == 0:

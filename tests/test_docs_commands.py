@@ -28,6 +28,8 @@ NOT_RUN = {
     r"pip install .*": "installs packages",
     r"fedrolex data get .*": "needs a network; test_get.py runs it against a server of its own",
     r"(flower-superlink|flower-supernode|flwr) .*": "needs a fleet; test_flower_processes.py starts one",
+    r"(openssl req|mkdir -p \"\$\{FLWR_HOME|printf '\[superlink)[\s\S]*": "each needs the one before "
+    "it; the fleet that test_flower_processes.py starts makes its certificates itself",
     r"ray .*": "needs a cluster; test_ray.py starts one",
     r"RAY_ADDRESS=.*": "needs a cluster; test_ray.py starts one",
     r"(srun|first=|address=|sleep|kubectl).*": "needs Slurm or Kubernetes, which the page says was not tried",

@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 import torch
 from methods_shared import asked, only, small, wordy
-from ray_cluster import NODE, two_nodes
+from ray_cluster import added_node, two_nodes
 from told import told
 from torch import Tensor, nn
 
@@ -103,7 +103,7 @@ def test_a_client_that_kills_every_worker_is_dropped_alone(tmp_path: Path) -> No
 
 
 def test_a_node_that_goes_is_noticed_and_one_that_comes_is_used(cluster: Any, tmp_path: Path) -> None:
-    node = cluster.add_node(node_ip_address="127.0.0.4", **NODE)
+    node = added_node(cluster, "127.0.0.4")
     cluster.wait_for_nodes()
     wanted = after(fatal(tmp_path, "ray"), 2)
     made = fatal(tmp_path, "loop", "method.pause=1.0")
@@ -119,7 +119,7 @@ def test_a_node_that_goes_is_noticed_and_one_that_comes_is_used(cluster: Any, tm
     round.join(60)
     assert not round.is_alive()
     assert rows[0]["dropped"] == {}
-    cluster.add_node(node_ip_address="127.0.0.5", **NODE)
+    added_node(cluster, "127.0.0.5")
     rows.append(made.run_round())
     assert rows[1]["clients"] == 6
     same_bits(wanted, after(made, 0))
