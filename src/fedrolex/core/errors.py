@@ -53,7 +53,7 @@ def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 
 def check_words(section: str, settings: object) -> None:
     """Raise, in one line, unless every setting is what its type says: a word of a ``Literal``, a number, a list."""
-    for name, kind in _types(type(settings)).items():
+    for name, kind in _types(type(settings)).items():  # type: ignore[arg-type]  # classes are hashable
         value: Any = getattr(settings, name, None)
         key = f"{section}.{name}".lstrip(".")
         if get_origin(kind) is Literal:
