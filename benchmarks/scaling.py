@@ -104,7 +104,7 @@ def sizes(training: Training) -> dict[str, int]:
 
 def sent(options: argparse.Namespace) -> dict[str, Any]:
     """What goes through the object store, by clients and workers, beside the sizes of sub-models."""
-    rounds = []
+    flat: dict[str, float] = {}
     for clients, workers in ((10, 1), (10, 2), (2, 2)):
         training = made(10, clients, options.images, options.width, workers)
         warm(training)
@@ -115,10 +115,11 @@ def sent(options: argparse.Namespace) -> dict[str, Any]:
         traffic = engine.traffic
         found |= {"out_bytes_per_node": traffic.state, "back_bytes": traffic.sums + traffic.answers}
         found["beside_bytes"] = traffic.asked
-        ratio = round(found["back_bytes"] / found["submodels_bytes"], 3)
-        rounds.append({"clients": clients, "workers": workers, **found, "back_to_submodels_ratio": ratio})
-        print(rounds[-1], flush=True)
-    return {"images": options.images, "width": options.width, "rounds": rounds}
+        of = f"{clients}_clients_{workers}_workers"
+        print(f"{clients} clients, {workers} workers: {found}", flush=True)
+        flat |= {f"{name}_{of}": value for name, value in found.items()}
+        flat[f"back_to_submodels_{of}_ratio"] = round(found["back_bytes"] / found["submodels_bytes"], 3)
+    return {"images": options.images, "width": options.width, **flat}
 
 
 def busy(training: Training) -> float:

@@ -277,7 +277,14 @@ def test_the_list_says_what_was_changed(tmp_path: Path) -> None:
         (["overall", "--kind", "tund"], "tund"),
         (["overall", "--scale", "0"], "--scale is 0.0"),
         (["overall", "--cell", "cifar10"], "--cell 'cifar10' is not in overall"),
-        (["overall", "--cell", "cifar10-high/ds-fl", "--kind", "released"], "there is only --kind tuned"),
+        (
+            ["overall", "--cell", "cifar10-high/ds-fl", "--kind", "released"],
+            "from another one: use --kind tuned",
+        ),
+        (
+            ["overall", "--cell", "blogs/columns", "--kind", "released"],
+            "no kind released: use --kind tuned or",
+        ),
         (["overall", "--seeds", "1,x"], "not a list of numbers"),
     ],
 )

@@ -160,7 +160,9 @@ def _chosen(what: str, kind: str, only: Sequence[str]) -> list[Cell]:
     asked = [cell for cell in every if not only or any(_is_asked(cell, word) for word in only)]
     found = [cell for cell in asked if kind in cell.kinds]
     if not found:
-        raise FedrolexError(f"{asked[0].name} is quoted by the paper from another one: there is only --kind tuned")
+        first = asked[0]
+        why = ", since the paper quotes it from another one" if first.quoted else ""
+        raise FedrolexError(f"{first.name} has no kind {kind}{why}: use --kind {' or '.join(first.kinds)}")
     return found
 
 
