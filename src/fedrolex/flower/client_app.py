@@ -10,10 +10,10 @@ from flwr.clientapp import ClientApp
 from fedrolex.core import FedrolexError
 from fedrolex.flower.capacity import measured
 from fedrolex.flower.device import Device
-from fedrolex.flower.memory import Memory
 from fedrolex.flower.messages import Asked, Profile
 from fedrolex.flower.secure import STEPS, SecureDevice
 from fedrolex.flower.settings import Settings, digest
+from fedrolex.flower.tensor_versions import TensorVersions
 from fedrolex.privacy.identity import Identity
 from fedrolex.recipes import Recipe
 from fedrolex.runs import Training, prepare
@@ -45,7 +45,7 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
         made, described, key = training(context)
         client, transport = number(context), Settings.read(context.run_config).transport
         return Device(
-            made, client, capacity(context, lambda: made), Memory(context.state, _folder(context, client)), key,
+            made, client, capacity(context, lambda: made), TensorVersions(context.state, _folder(context, client)), key,
             transport=transport, checkpoint_every=described.checkpoint_every,
         )  # fmt: skip
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from fedrolex.clients import Job, RoundPlan, Upload
 from fedrolex.core import FedrolexError
 from fedrolex.engines.cpu.loop import Loop
-from fedrolex.flower.fleet import Cohort
-from fedrolex.flower.memory import Memory
+from fedrolex.flower.fleet import OneRoundFleet
 from fedrolex.flower.messages import NEW, Answer, Answered, Asked
+from fedrolex.flower.tensor_versions import TensorVersions
 from fedrolex.flower.transport import Transport, packed, rounded, unpacked, unpacked_freely
 from fedrolex.rounds import Fleet
 from fedrolex.runs.hooks import jobs_of
@@ -50,7 +50,7 @@ class Device:
     """
 
     def __init__(
-        self, training: Training, client: int, capacity: Fraction, memory: Memory, recipe: str, *,
+        self, training: Training, client: int, capacity: Fraction, memory: TensorVersions, recipe: str, *,
         transport: Transport = "fp32", checkpoint_every: int = 1,
     ) -> None:  # fmt: skip
         self.training, self.client, self.capacity, self.memory = training, client, capacity, memory
@@ -74,7 +74,7 @@ class Device:
             raise FedrolexError("the server has another recipe: give all the same app and run-config")
         server = self.training.server
         shared = {each.name: getattr(server.fleet, each.name) for each in fields(Fleet)}
-        server.fleet = Cohort(**shared, told=sorted(asked.cohort, key=lambda member: member.client))
+        server.fleet = OneRoundFleet(**shared, told=sorted(asked.cohort, key=lambda member: member.client))
         return jobs_of(self.training.method, server, asked.round)
 
     def plan(self, asked: Asked) -> OwnPlan:

@@ -15,7 +15,7 @@ from fedrolex.rounds import Fleet, Member
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cohort(Fleet):
+class OneRoundFleet(Fleet):
     """A fleet of which only one round's cohort is known: a device's view, told by the server."""
 
     told: Sequence[Member] = ()

@@ -35,7 +35,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StridedBlock:
     """A block of a tensor: one strided view of the full tensor and one of its cut."""
 
     sizes: tuple[int, ...]
@@ -58,7 +58,9 @@ class Region:
     shape: tuple[int, ...]
     pieces: tuple[tuple[Piece, ...], ...] | None
     picks: tuple[NDArray[np.int64] | None, ...]
-    _blocks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Block]] = field(default_factory=dict, compare=False)
+    _blocks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[StridedBlock]] = field(
+        default_factory=dict, compare=False
+    )
     _indices: dict[torch.device, tuple[Tensor | None, ...]] = field(default_factory=dict, compare=False)
 
     def take(self, source: Tensor, out: Tensor | None = None) -> Tensor:
@@ -99,7 +101,7 @@ class Region:
         for block in self.blocks(target.stride(), (0,) * len(self.shape)):  # a constant has no strides
             _view(target, block.sizes, block.source).add_(value)
 
-    def blocks(self, source: tuple[int, ...], target: tuple[int, ...]) -> list[Block]:
+    def blocks(self, source: tuple[int, ...], target: tuple[int, ...]) -> list[StridedBlock]:
         """The strided blocks for a full tensor and a cut with these strides."""
         found = self._blocks.get((source, target))
         if found is None:
@@ -197,7 +199,7 @@ def _merged(steps: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int]
     return tuple(merged)
 
 
-def _block(pieces: Sequence[Piece], source: Sequence[int], target: Sequence[int]) -> Block:
+def _block(pieces: Sequence[Piece], source: Sequence[int], target: Sequence[int]) -> StridedBlock:
     sizes: list[int] = []
     strides: tuple[list[int], list[int]] = ([], [])
     offsets = [0, 0]
@@ -208,7 +210,7 @@ def _block(pieces: Sequence[Piece], source: Sequence[int], target: Sequence[int]
             sizes.append(n)
             strides[0].append(step_s * s)
             strides[1].append(step_t * t)
-    return Block(tuple(sizes), (tuple(strides[0]), offsets[0]), (tuple(strides[1]), offsets[1]))
+    return StridedBlock(tuple(sizes), (tuple(strides[0]), offsets[0]), (tuple(strides[1]), offsets[1]))
 
 
 def _view(tensor: Tensor, sizes: tuple[int, ...], where: tuple[tuple[int, ...], int]) -> Tensor:

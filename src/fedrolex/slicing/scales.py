@@ -16,7 +16,7 @@ SMALL = 8
 
 
 @dataclass(frozen=True)
-class Origin:
+class WidthOrigin:
     """The dimension a number may have been computed from.
 
     Attributes:
@@ -30,7 +30,7 @@ class Origin:
     sure: bool
 
 
-def origin(scalar: Scalar, scalars: Sequence[Scalar], kinds: Mapping[Unknown, Kind]) -> Origin | None:
+def origin(scalar: Scalar, scalars: Sequence[Scalar], kinds: Mapping[Unknown, Kind]) -> WidthOrigin | None:
     """What a number was computed from: the surest guess, or None where no width fits.
 
     Args:
@@ -38,14 +38,14 @@ def origin(scalar: Scalar, scalars: Sequence[Scalar], kinds: Mapping[Unknown, Ki
         scalars: all numbers of the same graph.
         kinds: kinds of the axes by their unknown; only widths are looked at.
     """
-    best: Origin | None = None
+    best: WidthOrigin | None = None
     for dim, summed in _candidates(scalar, kinds):
         power = _power(scalar.value, size_of(dim))
         if power is None or not any(kinds.get(leaf) == "width" for leaf in unknowns(dim)):
             continue
         sure = _beyond_coincidence(scalar, dim, -power if scalar.divides else power, summed, scalars)
         if best is None or sure > best.sure:
-            best = Origin(dim, power, sure)
+            best = WidthOrigin(dim, power, sure)
     return best
 
 

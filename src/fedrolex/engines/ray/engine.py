@@ -21,7 +21,7 @@ from fedrolex.clients import MODEL, Failure, Job, Origin, Precision, RoundPlan, 
 from fedrolex.core import FedrolexError
 from fedrolex.core.errors import one_of
 from fedrolex.engines.ray.cluster import ADDRESS, check_installed, connected
-from fedrolex.engines.ray.pool import PATIENCE, Member, Outcome, Pool, pool_of
+from fedrolex.engines.ray.pool import PATIENCE, Outcome, Pool, PooledWorker, pool_of
 from fedrolex.engines.ray.shards import Costs, dealt, in_order, worth_adding
 from fedrolex.engines.ray.wire import PartialSum, RunSent, Shard, pack, unpack
 from fedrolex.rounds import Average, Engine
@@ -88,7 +88,7 @@ class RayEngine(Engine):
         self._adding: Average | None = None
         self._plan: RoundPlan | None = None
         self._by_value = False  # the recipe travels as an object, with the user's own classes in it
-        self._drifted: list[Member] = []
+        self._drifted: list[PooledWorker] = []
         self._serial = 0
         check_installed()
         if os.environ.get(ADDRESS):
@@ -149,7 +149,7 @@ class RayEngine(Engine):
         run = self._told(plan)
         stamps = [(section, stored.version) for section, stored in sections.items()]
 
-        def start(jobs: Sequence[Job], member: Member) -> Any:
+        def start(jobs: Sequence[Job], member: PooledWorker) -> Any:
             apart = plan.summing is None or not worth_adding(plan, jobs)
             shard = Shard.of(plan, self._serial, jobs, stamps, apart)
             self.traffic.asked += len(shard.tensors)

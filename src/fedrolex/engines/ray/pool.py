@@ -25,7 +25,7 @@ ONE_HEAP = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
 """Environment of a worker: see :func:`~fedrolex.core.allocator.keep_memory`, which comes after Ray's own threads."""
 
 Answer = TypeVar("Answer")
-Start = Callable[[Sequence[Job], "Member"], Any]
+Start = Callable[[Sequence[Job], "PooledWorker"], Any]
 """Has a worker do jobs; gives Ray's reference to what comes of it, a :class:`Done`."""
 
 
@@ -43,12 +43,12 @@ class Outcome:
     """What a worker has done with jobs; None where it was lost."""
 
     jobs: Sequence[Job]
-    member: Member
+    member: PooledWorker
     done: Done | None
 
 
 @dataclass(eq=False)
-class Member:
+class PooledWorker:
     """A worker of the pool.
 
     Attributes:
@@ -91,8 +91,8 @@ class Pool:
         self.ray = connected()
         self.device, self.cores = device, cores
         self.workers: int | None = None
-        self.members: list[Member] = []
-        self._starting: dict[Any, Member] = {}
+        self.members: list[PooledWorker] = []
+        self._starting: dict[Any, PooledWorker] = {}
         self._session = session(self.ray)
         self._class = remote(self.ray).options(
             num_cpus=cores,
@@ -192,7 +192,7 @@ class Pool:
                 news.append(self._ended(busy[ref], self._result(ref)))
         return news + self._silent()
 
-    def _ended(self, member: Member, found: Done | None) -> tuple[Outcome, Errand]:
+    def _ended(self, member: PooledWorker, found: Done | None) -> tuple[Outcome, Errand]:
         """A worker is done, or lost."""
         assert member.work is not None
         errand, member.work = member.work[1], None
@@ -226,7 +226,7 @@ class Pool:
         for member in [each for each in self.members if each.work is None][: max(0, len(self.members) - wanted)]:
             self._lose(member)
         for _ in range(wanted - len(self.members) - len(self._starting)):
-            member = Member(self._class.remote(self.device, self.cores))
+            member = PooledWorker(self._class.remote(self.device, self.cores))
             self._starting[member.handle.ping.remote()] = member
 
     def _join(self, ref: Any) -> None:
@@ -239,7 +239,7 @@ class Pool:
             if getattr(error, "actor_init_failed", False):
                 raise FedrolexError(f"a worker cannot start: {one_line(error)}: is fedrolex on every node?") from error
 
-    def _lose(self, member: Member) -> None:
+    def _lose(self, member: PooledWorker) -> None:
         """See to it that a worker is gone: what it might still say would come too late."""
         if member in self.members:
             self.members.remove(member)

@@ -76,7 +76,7 @@ class RunSent:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedJob:
     """A job, with the keys of the tensors that are sent with it."""
 
     job: Job
@@ -102,7 +102,7 @@ class Shard:
 
     round: int
     serial: int
-    asked: Sequence[Asked]
+    asked: Sequence[AskedJob]
     tensors: bytes
     sections: Sequence[tuple[str, int]]
     summing: bool
@@ -118,7 +118,7 @@ class Shard:
         for job in jobs:
             sent = {purpose: box.put(tensors, purpose) for purpose, tensors in job.sent.items()}
             kept = None if job.kept is None else box.put(job.kept, f"kept by {job.client}")
-            asked.append(Asked(replace(job, sent={}, kept=None), sent, kept))
+            asked.append(AskedJob(replace(job, sent={}, kept=None), sent, kept))
         drift = plan.summing is not None and plan.summing.drift
         return Shard(plan.round, serial, asked, box.packed(), sections, plan.summing is not None, apart, drift)
 
@@ -133,7 +133,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Answer:
+class JobAnswer:
     """An answer to a job without its tensors, or why there is none; the attributes are those of an upload."""
 
     key: tuple[int, str]
@@ -178,7 +178,7 @@ class Done:
         made: whether the worker could make the run.
     """
 
-    answers: Sequence[Answer] = ()
+    answers: Sequence[JobAnswer] = ()
     tensors: bytes = b""
     sums: Sequence[PartialSum] = ()
     seconds: Sequence[float] = ()

@@ -22,7 +22,7 @@ from fedrolex.core.allocator import keep_memory
 from fedrolex.core.importing import resolve
 from fedrolex.engines.auto import choose
 from fedrolex.engines.cpu.loop import Loop
-from fedrolex.engines.ray.wire import Answer, Box, Done, PartialSum, RunSent, Shard, pack, unpack
+from fedrolex.engines.ray.wire import Box, Done, JobAnswer, PartialSum, RunSent, Shard, pack, unpack
 from fedrolex.rounds import Average, Engine
 from fedrolex.rounds.drift import Drift, Sums
 from fedrolex.rounds.refusal import refusal
@@ -172,11 +172,11 @@ def _timed(engine: Engine, plan: RoundPlan) -> Iterator[tuple[Upload | Failure, 
         began = time.perf_counter()
 
 
-def _answered(plan: RoundPlan, answer: Upload | Failure, box: Box, adding: Average | None, apart: bool) -> Answer:
+def _answered(plan: RoundPlan, answer: Upload | Failure, box: Box, adding: Average | None, apart: bool) -> JobAnswer:
     """An answer as it travels: added up or, where it travels apart, with its tensors in the box."""
     why = answer.why if isinstance(answer, Failure) else refusal(plan, answer)
     if why is not None:
-        return Answer(answer.job.key, why)
+        return JobAnswer(answer.job.key, why)
     assert isinstance(answer, Upload)
     weight = None
     if adding is not None:
@@ -188,9 +188,9 @@ def _answered(plan: RoundPlan, answer: Upload | Failure, box: Box, adding: Avera
             elif adding.seen is not None:
                 adding.seen([answer])
         except Exception as failure:
-            return Answer(answer.job.key, why_failed(failure))
+            return JobAnswer(answer.job.key, why_failed(failure))
     who = f"of {answer.job.key}"
-    return Answer(
+    return JobAnswer(
         answer.job.key,
         None,
         answer.examples,

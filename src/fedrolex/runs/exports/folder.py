@@ -54,7 +54,7 @@ def describe(model: nn.Module, server: Server) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Source:
+class NetworkSource:
     """Makes the networks that exported models are parts of.
 
     Attributes:
@@ -95,7 +95,7 @@ class Source:
         return drawn.to(getattr(torch, self.dtype))
 
 
-def rebuild(described: Mapping[str, Any], source: Source) -> nn.Module:
+def rebuild(described: Mapping[str, Any], source: NetworkSource) -> nn.Module:
     """The module that was described, with weights of no meaning."""
     if "row" in described:
         seen = described["seen"]
@@ -176,7 +176,7 @@ def read_export(folder: Path, task: Task | None = None) -> nn.Module:
     try:
         with in_one_line("it is damaged"):
             given = about["input"]
-            source = Source(Recipe.decode(about["recipe"]), task, about["scale"], given["shape"], given["dtype"])
+            source = NetworkSource(Recipe.decode(about["recipe"]), task, about["scale"], given["shape"], given["dtype"])
             bare = rebuild(about["module"], source)
     except FedrolexError as error:
         raise FedrolexError(f"{folder / ABOUT} cannot be used: {error}") from error

@@ -16,7 +16,7 @@ from fedrolex.flower.transport import packed, unpacked_freely
 FILE = re.compile(r"(.*) ([0-9]{1,18})")
 
 
-class Memory:
+class TensorVersions:
     """Versions of tensors by name.
 
     Flower's state lasts for one ``flwr run``; a folder outlives it, so that a run can be resumed by another one.
