@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from fedrolex.recipes import find_recipe
+from fedrolex.runs.environment import environment
 from fedrolex.runs.prepare import prepare
-from fedrolex.runs.run import environment
 
 METHODS = ("fedrolex", "heterofl", "fed_dropout")
 ENGINES = ("auto", "loop", "crew", "graph", "lanes", "ragged")

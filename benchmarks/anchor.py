@@ -20,7 +20,7 @@ from typing import Any
 
 from fedrolex import Run, prepare
 from fedrolex.recipes import find_recipe
-from fedrolex.runs.run import environment
+from fedrolex.runs.environment import environment
 
 SPLITS = {
     "iid": ["task.partition.name=iid"],

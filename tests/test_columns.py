@@ -231,7 +231,9 @@ def answer(columns: list[Says], seen: list[list[int]] | None) -> Tensor:
 
 def test_columns_that_have_seen_every_class_decide_how_likely_a_rare_one_is() -> None:
     wise, other = Says(1.0, 0.0, 2.0), Says(0.0, 3.0, 50.0)
-    found = answer([wise, other], [[1, 1, 1], [1, 1, 0]]).exp()
+    scores = answer([wise, other], [[1, 1, 1], [1, 1, 0]])
+    assert scores[2] == 2.0, "an absent class is masked by a score of 0: scores are no logarithms of probabilities"
+    found = scores.softmax(0)
     rare = torch.tensor([1.0, 0.0, 2.0]).softmax(0)[2]
     common = torch.tensor([0.5, 1.5]).softmax(0) * (1 - rare)
     torch.testing.assert_close(found, torch.cat([common, rare[None]]))

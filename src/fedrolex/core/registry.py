@@ -214,7 +214,7 @@ CALLBACKS = Registry(
     "callback", "callbacks", "a subclass of fedrolex.Callback",
     _in(
         "runs", drift=".callbacks:DriftByCapacity", tensorboard=".callbacks:TensorBoard",
-        mlflow=".mlflow_tracker:MLflow", wandb=".wandb_tracker:WandB",
+        details=".details:Details", mlflow=".mlflow_tracker:MLflow", wandb=".wandb_tracker:WandB",
     ),
     "fedrolex.runs.callbacks:Callback",
 )  # fmt: skip

@@ -8,6 +8,7 @@ capacity, and the row may be larger than every client.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from fedrolex.methods.settings import Weighted
 from fedrolex.methods.setup import Setup
 from fedrolex.models import ColumnModel
 from fedrolex.rounds import Fleet, Member, Round, Server, State
-from fedrolex.slicing import Static, Window, exact
+from fedrolex.slicing import Axes, Static, Window, exact
 
 SEEN = "seen"  # the section that says which classes every column has seen
 
@@ -157,6 +158,10 @@ class Columns(Weighted):
 
     # --- what comes of it ---
 
+    def weights(self, server: Server) -> Sequence[str]:
+        """Every column's section."""
+        return [_section(column) for column in range(len(self._widths(server)))]
+
     def extent(self, server: Server, section: str) -> Window:
         """The column's width."""
         widths = {_section(column): width for column, width in enumerate(self._widths(server))}
@@ -184,7 +189,13 @@ class Columns(Weighted):
         return server.scheme.window(server.main.axes, round=0, capacity=width, client=0)
 
     def _parameters(self, server: Server, width: Fraction) -> int:
-        return server.main.axes.parameters(self._window(server, min(width, Fraction(1))))
+        return _size(server.main.axes, min(width, Fraction(1)))
+
+
+@lru_cache(maxsize=64)
+def _size(axes: Axes, width: Fraction) -> int:
+    """Parameters of a column: asked several times for every client of a round."""
+    return axes.parameters(width)
 
 
 def _section(column: int) -> str:

@@ -160,6 +160,11 @@ class Method:
         """The sections of the server's state with the tensors that clients of a capacity train."""
         return (self.network(server, capacity),)
 
+    def weights(self, server: Server) -> Sequence[str]:
+        """The sections of the server's state that hold weights of models: those that are judged among them."""
+        trained = [section for capacity in self.sizes(server) for section in self.sections(server, capacity)]
+        return list(dict.fromkeys([*server.networks, *trained]))
+
     def extent(self, server: Server, section: str) -> Window:
         """The nodes of the main network for which a section has tensors that count: for reports; by default all."""
         return WHOLE

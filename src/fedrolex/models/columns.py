@@ -11,8 +11,8 @@ class ColumnModel(nn.Module):
 
     Where some columns have never seen some classes, the others answer in two stages. Columns that have seen every class
     say how likely it is one of those (*rare*) classes, and which; all columns share out what is left among the common
-    classes. Scores are then logarithms of probabilities. Where no column has seen every class, a class's score is the
-    mean over those that have seen it, or over all where none has.
+    classes. Rare classes then have the scores of the former columns. Where no column has seen every class, a class's
+    score is the mean over those that have seen it, or over all where none has.
 
     Args:
         columns: the models; all take the same input and give scores of one shape.
@@ -39,11 +39,5 @@ class ColumnModel(nn.Module):
             counted = heard.view(len(heard), *(1,) * (scores.dim() - 2), -1).to(scores)
             return (scores * counted).sum(0) / counted.sum(0)
         wise, every = scores[self.seen.all(1)].mean(0), scores.mean(0)
-        likely = wise.log_softmax(-1)
-        rare, usual = (likely.masked_fill(out, -torch.inf).logsumexp(-1, True) for out in (common, ~common))
-        return torch.where(common, usual + _among(every, common), rare + _among(wise, ~common))
-
-
-def _among(scores: Tensor, these: Tensor) -> Tensor:
-    """Logarithms of the probabilities of some classes, if it is one of them."""
-    return scores - scores.masked_fill(~these, -torch.inf).logsumexp(-1, True)
+        before, after = (each.masked_fill(~common, -torch.inf).logsumexp(-1, True) for each in (every, wise))
+        return torch.where(common, every - before + after, wise)

@@ -55,6 +55,7 @@ class Recipe:
         checkpoint_every: rounds between checkpoints.
         quorum: fewest good updates that make a round count.
         deadline: seconds a client may take, or null.
+        mean_over: the model that is judged is the mean of the server's over about so many rounds; 1: as it is.
         compare: also train what the same fleet could do without partial training.
         engine: how client work runs: ``loop``, one client after the other; ``crew``, a worker for every core of a CPU;
             ``graph``, the cohort side by side on a GPU; ``ray``, workers on a cluster; ``auto``, the fastest for the
@@ -78,6 +79,7 @@ class Recipe:
     checkpoint_every: int = 5
     quorum: int = 1
     deadline: float | None = None
+    mean_over: int = 1
     compare: bool = False
     engine: str = "auto"
     precision: Precision = "fp32"
@@ -98,7 +100,7 @@ class Recipe:
         TASKS.name_of(type(self.task))
         if self.format != FORMAT:
             raise FedrolexError(f"recipe has format {self.format}; this version reads 1 and {FORMAT}: update fedrolex")
-        for name in ("rounds", "evaluate_every", "checkpoint_every", "quorum"):
+        for name in ("rounds", "evaluate_every", "checkpoint_every", "quorum", "mean_over"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise FedrolexError(f"{name} is {getattr(self, name)!r}: give at least 1, a whole number")
         if self.rounds > MOST_ROUNDS:

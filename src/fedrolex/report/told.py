@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from fedrolex.core import FedrolexError
 from fedrolex.runs import Run
 from fedrolex.runs.standing import OF_A_ROUND, flat, standing
 
@@ -68,7 +69,6 @@ def _number(value: object) -> bool:
 
 def _environment(run: Run) -> dict[str, Any]:
     """The machine and the versions that trained the run; nothing where that file is gone."""
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads((run.folder / "environment.json").read_text())
-        return {str(key): str(value) for key, value in found.items() if value is not None}
+    with suppress(OSError, FedrolexError):
+        return {str(key): str(value) for key, value in run.environment().items() if value is not None}
     return {}

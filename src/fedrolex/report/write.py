@@ -11,12 +11,12 @@ from fedrolex.core import FedrolexError
 from fedrolex.core.version import VERSION
 from fedrolex.report.coverage import reached
 from fedrolex.report.kept import keep, kept, key_of
-from fedrolex.report.local import local_accuracies
 from fedrolex.report.told import told
 from fedrolex.report.windows import pictures
 from fedrolex.runs import Run, Training
 from fedrolex.runs.checkpoint import write_whole
-from fedrolex.runs.load import made_again
+from fedrolex.runs.details import local_accuracies
+from fedrolex.runs.load import made_again, placed
 from fedrolex.tasks import Task
 
 SCRIPTS = ("basics.js", "charts.js", "windows.js", "coverage.js", "page.js")
@@ -69,7 +69,7 @@ def known(run: Run, task: Task | None = None) -> dict[str, Any]:
     parts: dict[str, Callable[[Training], Any]] = {
         "windows": lambda training: pictures(training, rows),
         "coverage": lambda training: reached(training, rows),
-        "local": lambda training: local_accuracies(run, training),
+        "local": lambda training: local_accuracies(placed(run, training).model(), training),
     }
     key = key_of(run) if task is None else None
     before = {} if key is None else kept(run, key)

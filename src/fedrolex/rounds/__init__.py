@@ -6,8 +6,9 @@ from fedrolex.rounds.engine import Averaged, Engine, interrupted, out_of_memory,
 from fedrolex.rounds.fleet import Fleet, Member
 from fedrolex.rounds.round import Round
 from fedrolex.rounds.server import Server, State
+from fedrolex.rounds.weight_mean import WeightMean
 
 __all__ = [
-    "Average", "Averaged", "ClientStates", "Engine", "Fleet", "Member", "Round", "Server", "State", "interrupted",
-    "out_of_memory", "unknown_hooks",
+    "Average", "Averaged", "ClientStates", "Engine", "Fleet", "Member", "Round", "Server", "State", "WeightMean",
+    "interrupted", "out_of_memory", "unknown_hooks",
 ]  # fmt: skip

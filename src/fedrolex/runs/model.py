@@ -38,7 +38,7 @@ class Models:
     @classmethod
     def of(cls, training: Training) -> Self:
         """The models of a training where it stands."""
-        return cls(training.server, training.method, training.measure)
+        return cls(training.judged, training.method, training.measure)
 
     def __call__(self, capacity: Capacity | None = None) -> nn.Module:
         """The model that is judged or, of a capacity, the sub-model, as it is measured."""

@@ -17,7 +17,7 @@ from fedrolex.engines.gpu.precision import use_tf32
 from fedrolex.methods import Setup
 from fedrolex.recipes import Recipe, alternatives
 from fedrolex.recipes.task import GivenInPython
-from fedrolex.rounds import Engine, Server
+from fedrolex.rounds import Engine, Server, WeightMean
 from fedrolex.runs import checkpoint
 from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.hooks import calling, networks_of
@@ -55,7 +55,15 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
         raise FedrolexError(f"work() of method {method.name} gives a {type(work).__name__}: give a LocalTraining")
     server = Server(setup.task, fleet, networks_of(method, setup), recipe.seed, scale)
     training = Training(
-        server, method, work, engine, recipe.quorum, recipe.deadline, recipe.evaluation, [*told, *callbacks]
+        server,
+        method,
+        work,
+        engine,
+        recipe.quorum,
+        recipe.deadline,
+        recipe.evaluation,
+        [*told, *callbacks],
+        WeightMean(recipe.mean_over),
     )
     training.origin = origin
     if recipe.weights is not None:

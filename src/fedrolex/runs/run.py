@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import reprlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -20,16 +19,14 @@ from pathlib import Path
 from sys import float_info
 from typing import Any
 
-import torch
-
 from fedrolex.core import FedrolexError, in_one_line
-from fedrolex.core.version import VERSION
 from fedrolex.methods.method import size
 from fedrolex.recipes import Recipe
 from fedrolex.recipes.recipe import FREE
 from fedrolex.rounds import ClientStates
 from fedrolex.runs import checkpoint, format1
 from fedrolex.runs.callbacks import MetricsFile, tell, tell_row
+from fedrolex.runs.environment import environment
 from fedrolex.runs.lock import locked
 from fedrolex.runs.model import Models
 from fedrolex.runs.training import Training
@@ -152,10 +149,14 @@ class Run:
 
     def own_task(self) -> bool:
         """Whether the run trains a task given in Python, which a recipe does not describe."""
+        return bool(self.environment().get("own_task"))
+
+    def environment(self) -> dict[str, Any]:
+        """Code, libraries and machine that the run was begun with; empty where it does not say."""
         path = self.folder / "environment.json"
         try:
-            return path.is_file() and bool(json.loads(path.read_text()).get("own_task"))
-        except (ValueError, AttributeError, RecursionError):
+            return dict(json.loads(path.read_text())) if path.is_file() else {}
+        except (ValueError, TypeError, RecursionError):
             raise FedrolexError(f"{path} is damaged: it must be a JSON object") from None
 
     def evaluate(self, training: Training, *, best: bool = False) -> dict[str, Any]:
@@ -385,16 +386,3 @@ def _facts(training: Training) -> dict[str, Any]:
         found = {**training.server.task.facts(), **training.method.facts(training.server)}
         json.dumps(found)  # raises what a summary cannot hold
         return found
-
-
-def environment() -> dict[str, Any]:
-    """What a number needs beside it: code, libraries, machine."""
-    return {
-        "fedrolex": VERSION,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-    }

@@ -1,5 +1,6 @@
 """A training run: round after round, from the first or from a checkpoint."""
 
+import copy
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +16,11 @@ from fedrolex.core import ENGINES, FedrolexError
 from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.methods import Method
-from fedrolex.rounds import Average, ClientStates, Engine, Round, Server, State, out_of_memory
+from fedrolex.rounds import Average, ClientStates, Engine, Round, Server, State, WeightMean, out_of_memory
 from fedrolex.rounds.finite import not_finite
 from fedrolex.rounds.refusal import refusal
 from fedrolex.rounds.server import flat, sections
+from fedrolex.rounds.weight_mean import with_means
 from fedrolex.runs.callbacks import Callback, CallbackError, tell
 from fedrolex.runs.hooks import awaited_of, begun, calling, finished, jobs_of, reported, sent_to
 from fedrolex.slicing import one_line
@@ -43,6 +45,7 @@ class Training:
         deadline: seconds a client may take.
         measure: how the model is evaluated.
         callbacks: told of what happens.
+        mean: of the server's weights over rounds, which is judged in their place.
         say: tells the user something, in one line.
         origin: how another process makes the run; None where none can.
     """
@@ -55,6 +58,7 @@ class Training:
     deadline: float | None = None
     measure: Measure = field(default_factory=Measure)
     callbacks: Sequence[Callback] = ()
+    mean: WeightMean = field(default_factory=WeightMean)
     say: Callable[[str], None] = to_stderr
     origin: Origin | None = None
 
@@ -65,6 +69,7 @@ class Training:
         with calling(method, "windows"):
             server.scheme = method.windows(server)
         server.state |= begun(method, server)
+        self._begin_mean()
         if method.needs.client_state and server.clients is None:
             server.clients = ClientStates()
         with calling(method, "label_axis"):
@@ -271,7 +276,8 @@ class Training:
 
     def _commit(self, round: Round, new: State) -> None:
         """The round counts: the server takes its new tensors, clients keep what they keep."""
-        self.server.state = {**self.server.state, **new}
+        state = {**self.server.state, **new}
+        self.server.state = {**state, **self.mean.moved(state, round.number)}
         if self.server.clients is not None:
             for client, tensors in round.kept.items():
                 before = self.server.clients.get(client) or {}
@@ -279,11 +285,23 @@ class Training:
 
     # --- what comes of it ---
 
+    @property
+    def judged(self) -> Server:
+        """The server as it is judged: with the means of its weights, where these are kept."""
+        found = copy.copy(self.server)
+        found.state = with_means(found.state)
+        return found
+
+    def _begin_mean(self) -> None:
+        if self.mean.rounds > 1:
+            with calling(self.method, "weights"):
+                self.server.state |= self.mean.begin(self.server.state, self.method.weights(self.server))
+
     def evaluate(self) -> dict[str, Any]:
         """How good the model is now."""
         try:
             with spread_over(threads_for(self._parameters)):
-                found = {**self.method.evaluate(self.server, self.measure)}
+                found = {**self.method.evaluate(self.judged, self.measure)}
             for name, value in found.items():
                 if name.endswith("accuracy") and not isinstance(value, int | float | None):
                     raise FedrolexError(f"task {self.server.task.name} gives {name} {value!r}: give a number")
@@ -333,6 +351,7 @@ class Training:
         for section in self.server.state:
             if "@" in section:  # a capacity's own
                 self._start_section(section, tensors)
+        self._begin_mean()
         for key in tensors:
             section, name = key.split(":", 1) if ":" in key else (MODEL, key)
             network = self.server.networks.get(section)  # what a method remembers is no weights

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from fedrolex.core import FedrolexError
 from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.recipes import Recipe
+from fedrolex.runs.environment import environment
 from fedrolex.runs.exports.candidates import Candidate, calibrated, candidates, score_of
 from fedrolex.runs.exports.distil import distilled
-from fedrolex.runs.exports.folder import Source, named_tensors, read_export, rebuild, refuse, write_export
+from fedrolex.runs.exports.folder import NetworkSource, named_tensors, read_export, rebuild, refuse, write_export
 from fedrolex.runs.exports.formats import BATCH, FORMATS, INPUT, OUTPUT, can_write, check_formats, written_in
 from fedrolex.runs.load import Device, Restored, restored
 from fedrolex.runs.model import Models
-from fedrolex.runs.run import environment
 from fedrolex.slicing import Capacity, exact
 from fedrolex.tasks import Classification, Task
 
@@ -151,7 +151,7 @@ class Exporter:
         training, options = self.found.training, self.options
         best: tuple[float, Candidate] | None = None
         tried = []
-        for one in candidates(training.method, training.server, level, options.windows, plain=options.one_model):
+        for one in candidates(training.method, training.judged, level, options.windows, plain=options.one_model):
             before = score_of(self.held, one.model, training.measure)
             after = score_of(self.held, calibrated(training.server.task, one.model, training.measure), training.measure)
             tried.append({"round": one.round, "before": before, "after": after})
@@ -224,7 +224,7 @@ class Exporter:
         if chosen.described is None:
             return False
         dtype = str(example.dtype).removeprefix("torch.")
-        made = rebuild(chosen.described, Source(recipe, self.task, scale, list(example.shape[1:]), dtype))
+        made = rebuild(chosen.described, NetworkSource(recipe, self.task, scale, list(example.shape[1:]), dtype))
         own, wanted = ({n: t.shape for n, t in named_tensors(m).items() if "running" not in n} for m in (made, model))
         return own == wanted
 

@@ -1,0 +1,50 @@
+"""The mean of the server's weights over the last rounds, which may be judged in their place.
+
+Where clients hold few labels, every round pulls the model towards the labels of its cohort, and the next one back. The
+mean stands still between them. Training never sees it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from fedrolex.clients import copied
+from fedrolex.rounds.server import State
+
+PREFIX = "mean."  # of the sections that hold the means of others
+
+
+@dataclass(frozen=True)
+class WeightMean:
+    """An exponential mean over rounds.
+
+    Attributes:
+        rounds: a new round counts one part in so many, in the first rounds as much as every round before; 1 keeps no
+            mean.
+    """
+
+    rounds: int = 1
+
+    def begin(self, state: State, sections: Iterable[str]) -> State:
+        """Means of sections, in sections of their own."""
+        return {f"{PREFIX}{section}": copied(state[section]) for section in sections}
+
+    @torch.no_grad()
+    def moved(self, state: State, round: int) -> State:
+        """The means after a round, counted from 0, that brought the server to ``state``; what is no fraction is new."""
+        share = 1 / min(self.rounds, round + 1)
+        means = {section: own for section, own in state.items() if section.startswith(PREFIX)}
+        for section, own in means.items():
+            new = state[section.removeprefix(PREFIX)]
+            means[section] = {name: _towards(mean, new[name], share) for name, mean in own.items()}
+        return means
+
+
+def _towards(mean: torch.Tensor, new: torch.Tensor, share: float) -> torch.Tensor:
+    return torch.lerp(mean, new, share) if mean.is_floating_point() or mean.is_complex() else new
+
+
+def with_means(state: State) -> State:
+    """The server's tensors as they are judged: means stand where what they are means of stood."""
+    return {**state, **{key.removeprefix(PREFIX): own for key, own in state.items() if key.startswith(PREFIX)}}
