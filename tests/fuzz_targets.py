@@ -27,6 +27,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fedrolex import Axes, Examples, FedrolexError, FleetRecipe, Recipe, Run, Task, Training, Window, prepare, trace
+from fedrolex.cli.paper_details import read_details, submodel_lines, submodels_over_seeds
 from fedrolex.data.cifar import Layout, read_cifar, read_class_names
 from fedrolex.data.example_proto import bytes_features
 from fedrolex.data.idx import read_idx
@@ -267,6 +268,16 @@ def read_run(data: bytes) -> None:
         json.dumps(told(run), allow_nan=False)
 
 
+def read_run_details(data: bytes) -> None:
+    found = read_details(Run(filed("details.json", data).parent))
+    json.dumps([found, submodel_lines([{"row": "a", "submodels": submodels_over_seeds([found])}])], allow_nan=False)
+
+
+def whole_details() -> list[bytes]:
+    local = {"clients": [0, 3], "capacities": ["1", "1/2"], "plain": [0.5, 1], "masked": [0.25, 1.0]}
+    return [json.dumps({"submodels": {"1": 0.5, "1/2": 0.25}, "local": local}).encode(), b'{"submodels": {}}']
+
+
 def read_checkpoint(data: bytes) -> None:
     """A checkpoint whose checksum is right, whatever is in it."""
     whole, training = small_run()
@@ -334,6 +345,7 @@ TARGETS = {
     "vocabulary": Target(read_vocabulary, lambda: [b"\x03the 9\nof 7\nand 7\n", b"\x02a\nb\n"]),
     "images": Target(read_image_folder, whole_images),
     "run": Target(read_run, whole_runs),
+    "details": Target(read_run_details, whole_details),
     "checkpoint": Target(read_checkpoint, whole_checkpoints),
     "layouts": Target(read_layouts, whole_layouts),
     "export": Target(read_export_json, whole_exports),

@@ -90,6 +90,7 @@ SLOW = (
     "cifar10 --memory",
     "coverage --scheme",
     "paper costs",
+    "--list",
     "--cell",
     "costs cifar10",
 )

@@ -1,18 +1,18 @@
 """Tables and figures of ``fedrolex paper``: every seed's result beside what the paper prints."""
 
 import json
-import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 from zlib import crc32
 
-import torch
 from rich.console import Console
 
 from fedrolex.cli.console import table
-from fedrolex.cli.figures import COLOURS, page
+from fedrolex.cli.paper_details import read_details, submodel_lines, submodels_over_seeds
+from fedrolex.cli.paper_figures import draw_along, draw_local, draw_traffic, has_local
 from fedrolex.cli.seeds import number, spread
 from fedrolex.core import FedrolexError
 from fedrolex.core.version import VERSION
@@ -26,10 +26,10 @@ SHARES = {"global": "global_accuracy", "local": "local_accuracy_masked", "rare":
 COLLECTED = frozenset({"global_accuracy", "rounds", "bytes", "seconds"})
 """What the summary of a finished run has at least."""
 
-CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "server's width over the clients', γ",
-          "overlap": "overlap of consecutive windows, r"}  # fmt: skip
 HEADINGS = ("", "seeds", "global %", "paper", "difference", "rare %", "local, masked %", "GiB sent", "client PMACs",
             "rounds")  # fmt: skip
+
+SUBMODELS = "accuracy of every capacity's sub-model, %"
 
 Row = dict[str, Any]
 
@@ -61,10 +61,10 @@ def result(run: Run, summary: Mapping[str, Any]) -> Row:
     """What one finished run adds to its cell; accuracies in per cent, ``curve`` by rounds done."""
     found: Row = {name: 100 * summary[key] for name, key in SHARES.items() if key in summary}
     curve = {row["round"] + 1: round(100 * row["global_accuracy"], 2) for row in run.rows() if "global_accuracy" in row}
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    on = run.environment()
     about = {"seed": run.recipe().seed, **{key: summary.get(key) for key in ("rounds", "bytes", "macs")}}
-    return {**about, **found, "seconds": round(summary["seconds"], 1), "on": machine, "version": VERSION,
-            "curve": curve}  # fmt: skip
+    return {**about, **found, "seconds": round(summary["seconds"], 1), "on": on.get("gpu") or on.get("machine"),
+            "version": on.get("fedrolex"), "curve": curve, **read_details(run)}  # fmt: skip
 
 
 class PaperTable:
@@ -97,8 +97,15 @@ class PaperTable:
             row["rounds"], row["gib"] = row["runs"][0]["rounds"], mean(each["bytes"] for each in row["runs"]) / 2**30
             computed = [each["macs"] for each in row["runs"] if each.get("macs")]
             row |= {"pmacs": mean(computed) / 1e15} if computed else {}
+            submodels = submodels_over_seeds(row["runs"])
+            row |= {"submodels": submodels} if submodels else {}
             row["difference"] = None if cell.printed is None else row["global"]["mean"] - cell.printed.mean
         self.rows.append(row)
+
+    def earlier(self, setup: str, row: str) -> list[Row]:
+        """A cell's runs as they were in the table's file, of whatever recipe."""
+        found: list[Row] = self._kept.get((setup, row), {}).get("runs", [])
+        return found
 
     @property
     def found(self) -> dict[str, Any]:
@@ -107,74 +114,49 @@ class PaperTable:
 
     def show(self, screen: Console) -> None:
         """The table on the screen, a part for every data set."""
-        for setup, lines in self._parts():
+        for setup, lines, (heading, *submodels) in self._parts():
             screen.print(table(list(HEADINGS), lines, f"{self.title}, {setup}", words=1))
+            if submodels:
+                screen.print(f"{setup}: {SUBMODELS}", style="bold", highlight=False)
+                screen.print(table(heading, submodels, words=1))
 
     def write(self) -> list[Path]:
         """The results as JSON and as Markdown; the files."""
         text = [f"# {self.title}", "", f"`{self.command}`, fedrolex {VERSION}", ""]
-        for setup, lines in self._parts():
-            text += [f"## {setup}", "", f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
-            text += [f"| {' | '.join(line)} |" for line in lines] + [""]
+        for setup, lines, (heading, *submodels) in self._parts():
+            text += [f"## {setup}", "", *_markdown(HEADINGS, lines)]
+            text += [f"{SUBMODELS[0].upper()}{SUBMODELS[1:]}:", "", *_markdown(heading, submodels)] if submodels else []
         written = [self.path, self.path.with_suffix(".md")]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            written[0].write_text(json.dumps(self.found, indent=1) + "\n")
+            written[0].write_text(_flat(json.dumps(self.found, indent=1)) + "\n")
             written[1].write_text("\n".join(text))
         except OSError as error:
             raise FedrolexError(f"cannot write into {self.path.parent}: {error.strerror}") from error
         return written
 
-    def draw(self, axis: str) -> Path:
-        """Accuracy along the figure's axis, a line for every row and set-up; the file."""
+    def draw(self, along: str | None) -> list[Path]:
+        """Every figure that there is something to draw in; ``along`` is what the table's own figure has as its axis."""
         done = [row for row in self.rows if row["seeds"]]
-        setups = list(dict.fromkeys(row["setup"] for row in done))
-        path = self.path.with_suffix(".png")
-        with page(path, len(setups), (4.8 * len(setups), 4.2), squeeze=False) as sides:
-            for side, setup in zip(sides[0], setups, strict=True):
-                lines: dict[str, list[tuple[float, Row]]] = {}
-                for row in done:
-                    line, _, at = row["row"].rpartition("-")
-                    if row["setup"] == setup:
-                        lines.setdefault(line, []).append((float(at), row["global"]))
-                for colour, (line, points) in zip(COLOURS, lines.items(), strict=False):
-                    places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-                    means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
-                    side.errorbar(places, means, spreads, color=colour, fmt="o-", markersize=3.5, capsize=3, label=line)
-                side.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
-                side.set(xlabel=axis, ylabel="global accuracy, %")
-                side.set_title(f"{setup}, {self.title}", loc="left", fontsize=10)
-                side.legend(frameon=False, fontsize=8)
-        return path
+        local = [row for row in done if has_local(row)]
+        drawn = []
+        if done:
+            drawn.append(self.path.with_name(f"{self.path.stem}-traffic.png"))
+            draw_traffic(done, self.title, drawn[-1])
+        if done and along is not None:
+            drawn.append(self.path.with_suffix(".png"))
+            draw_along(along, done, self.title, drawn[-1])
+        if local:
+            drawn.append(self.path.with_name(f"{self.path.stem}-local.png"))
+            draw_local(local, self.title, drawn[-1])
+        return drawn
 
-    def draw_traffic(self) -> Path:
-        """Accuracy against what clients and server have sent, which the paper lacks; means over seeds; the file."""
-        done = [row for row in self.rows if row["seeds"]]
-        setups = list(dict.fromkeys(row["setup"] for row in done))
-        path = self.path.with_name(f"{self.path.stem}-traffic.png")
-        with page(path, len(setups), (4.8 * len(setups), 4.2), squeeze=False) as sides:
-            for side, setup in zip(sides[0], setups, strict=True):
-                rows = [row for row in done if row["setup"] == setup]
-                for number, row in enumerate(rows):
-                    curves = [{int(at): value for at, value in run["curve"].items()} for run in row["runs"]]
-                    rounds = sorted(set.intersection(*map(set, curves)))
-                    sent = [row["gib"] * at / row["rounds"] for at in rounds]
-                    means = [mean(curve[at] for curve in curves) for at in rounds]
-                    dashed = "-" if number < len(COLOURS) else "--"
-                    side.plot(sent, means, dashed, color=COLOURS[number % len(COLOURS)], label=row["row"])
-                side.set(xlabel="sent in both directions, GiB", ylabel="global accuracy, %")
-                if len(rows) > 1:
-                    side.set_xscale("log")
-                side.set_title(f"{setup}, {self.title}", loc="left", fontsize=10)
-                side.legend(frameon=False, fontsize=8)
-        return path
-
-    def _parts(self) -> Iterable[tuple[str, list[tuple[str, ...]]]]:
-        """Every data set with the lines of its table."""
+    def _parts(self) -> Iterable[tuple[str, list[tuple[str, ...]], list[tuple[str, ...]]]]:
+        """Every data set with the lines of its table, and of the one of its sub-models with the heading."""
         for setup in dict.fromkeys(row["setup"] for row in self.rows):
             rows = [row for row in self.rows if row["setup"] == setup and (row["seeds"] or row["paper"])]
             if rows:
-                yield setup, [_line(row) for row in rows]
+                yield setup, [_line(row) for row in rows], submodel_lines(rows)
 
     def _read(self) -> list[Row]:
         if not self.path.exists():
@@ -203,3 +185,15 @@ def _line(row: Row) -> tuple[str, ...]:
         f"{row['gib']:.1f}" if row["seeds"] else "", f"{row['pmacs']:.2f}" if "pmacs" in row else "",
         str(row.get("rounds", "")),
     )  # fmt: skip
+
+
+def _markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    written = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    return [*written, *(f"| {' | '.join(line)} |" for line in lines), ""]
+
+
+def _flat(text: str) -> str:
+    """JSON with every list of plain values on a line of its own: there are long ones, a number for each client."""
+    return re.sub(
+        r"\[\n[^][{}]+\]", lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text
+    )

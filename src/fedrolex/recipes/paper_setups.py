@@ -50,7 +50,7 @@ class Setup:
         rounds = schedule.rounds
         return [
             f"rounds={rounds}", f"client.milestones={list(schedule.milestones)}", f"evaluate_every={rounds // 20}",
-            f"checkpoint_every={rounds // 10}", "callbacks=[]", *self._of_kind(kind), *self.words,
+            f"checkpoint_every={rounds // 10}", "callbacks=[details]", *self._of_kind(kind), *self.words,
         ]  # fmt: skip
 
     def knows(self, word: str) -> bool:
@@ -66,7 +66,7 @@ class Setup:
                 "client.decay=0.25", "fleet.redrawn=true", "precision=tf32",
             )  # fmt: skip
         else:
-            yield from ("precision=bf16", f"fleet.redrawn={str(kind == 'tuned-redrawn').lower()}")
+            yield from ("precision=bf16", "mean_over=20", f"fleet.redrawn={str(kind == 'tuned-redrawn').lower()}")
 
 
 @dataclass(frozen=True)

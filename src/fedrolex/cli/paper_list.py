@@ -1,0 +1,102 @@
+"""``fedrolex paper --list``: every cell, whether it was run, and what it would cost."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from fedrolex.cli.console import console, remark, table
+from fedrolex.cli.paper_costs import Needed, PaperCosts
+from fedrolex.cli.paper_shelf import Shelf
+from fedrolex.cli.paper_table import PaperTable
+from fedrolex.recipes.paper import Cell
+from fedrolex.recipes.paper_setups import SETUPS
+
+Row = dict[str, Any]
+HEADINGS = ("cell", "rounds", "clients", "batch", "PMACs", "GiB", "seconds", "on", "seeds done", "in the table")
+
+
+def list_cells(shelves: dict[Shelf, list[Cell]], computed: Sequence[str], seed: int, out: Path, as_json: bool) -> None:
+    """Print the cells of tables with what a run of each costs; ``computed`` are names of what needs no run."""
+    costs = PaperCosts()
+    found = {shelf: _listed(shelf, chosen, costs, seed, out) for shelf, chosen in shelves.items()}
+    every = [row for rows in found.values() for row in rows]
+    if as_json:
+        nothing = {"rounds": 0, **asdict(Needed(0, 0))}
+        typer.echo(json.dumps([*every, *({"cell": name, **nothing} for name in computed)], indent=1))
+        return
+    screen = console()
+    for shelf, rows in found.items():
+        screen.print(table(HEADINGS, map(_line, rows), f"{shelf.table}, {shelf.label}", words=1))
+    if computed:
+        remark(screen, f"Computed, without any run: {', '.join(f'fedrolex paper {name}' for name in computed)}.")
+    _remark_totals(screen, every, next(iter(shelves)).kind, seed)
+
+
+def _listed(shelf: Shelf, chosen: Sequence[Cell], costs: PaperCosts, seed: int, out: Path) -> list[Row]:
+    collected = shelf.collected(out)
+    rows = {(row["setup"], row["row"]): row for row in collected.rows}
+    found = []
+    for cell in chosen:
+        recipe = shelf.recipe(cell)
+        done = [each["seed"] for each in shelf.finished(cell)]
+        row = {"cell": cell.name, "rounds": recipe.rounds, "clients_a_round": recipe.fleet.cohort,
+               "batch": recipe.client.batch, "seeds_done": done, "beside": cell.beside}  # fmt: skip
+        row["seeds_in_table"] = rows[cell.setup, cell.row]["seeds"]
+        needed = costs.needed(replace(recipe, seed=seed))
+        own = rows[cell.setup, cell.row]["runs"]
+        time = _time(own or _alike(cell, collected), recipe.rounds)
+        found.append({**row, **asdict(needed), **time, "about": bool(time["on"] and not own)})
+    return found
+
+
+def _alike(cell: Cell, collected: PaperTable) -> list[Row]:
+    """Runs of the cell by an earlier recipe; else of the same row on another split of the same data."""
+    data = SETUPS[cell.setup].recipe
+    setups = [cell.setup, *(setup for setup in SETUPS if SETUPS[setup].recipe == data)]
+    return next((runs for setup in setups if (runs := collected.earlier(setup, cell.row))), [])
+
+
+def _time(runs: Sequence[Row], rounds: int) -> Row:
+    """Seconds that so many rounds take, by runs on one machine, and the machine; None where there are none."""
+    timed = [run for run in runs if run.get("seconds") and run.get("rounds") and run.get("on")]
+    machine = timed[-1]["on"] if timed else None
+    of_a_round = [run["seconds"] / run["rounds"] for run in timed if run["on"] == machine]
+    return {"seconds": round(mean(of_a_round) * rounds, 1) if timed else None, "on": machine}
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    about = "about " * row["about"]
+    return (
+        row["cell"], str(row["rounds"]), str(row["clients_a_round"]), str(row["batch"]),
+        _number(row["macs"], 1e15), _number(row["bytes"], 2**30),
+        "–" if row["seconds"] is None else f"{about}{row['seconds']:,.0f}", row["on"] or "",
+        _seeds(row["seeds_done"]), _seeds(row["seeds_in_table"]),
+    )  # fmt: skip
+
+
+def _number(value: int | None, unit: float) -> str:
+    return "–" if value is None else f"{value / unit:,.3g}" if value < 100 * unit else f"{value / unit:,.0f}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds)) or "–"
+
+
+def _remark_totals(screen: Console, rows: Sequence[Row], kind: str, seed: int) -> None:
+    total, known = sum(row["rounds"] for row in rows), [row for row in rows if row["macs"] is not None]
+    remark(screen, f"{len(rows)} cells, {total:,} rounds a seed; fedrolex show CELL@{kind} prints a recipe.")
+    macs, sent = sum(row["macs"] for row in known) / 1e15, sum(row["bytes"] for row in known) / 2**30
+    remark(
+        screen,
+        f"What clients compute (PMACs) and what is sent (GiB) in all rounds, seed {seed}, counted from the recipes: "
+        f"{macs:,.1f} and {sent:,.0f} for the {len(known)} cells that have both. Text: by the shares of the "
+        "capacities. A dash: not known without the data, or without a run.",
+    )
+    if any(row["about"] for row in rows):
+        remark(screen, "about: by the rounds of runs with an earlier recipe, or on another split of the same data.")

@@ -1,0 +1,117 @@
+"""What the paper's tables and figures say of sub-models and of single clients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from told import told
+
+from fedrolex.cli.paper_details import read_details, submodel_lines, submodels_over_seeds
+from fedrolex.cli.paper_figures import _shares
+from fedrolex.cli.paper_table import PaperTable
+from fedrolex.recipes.paper import find_cell
+from fedrolex.runs import Run
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "submodels": {"1/16": 0.41, "1": 0.67124, "1/2": 0.5},
+    "local": {"clients": [0, 4], "capacities": ["1", "1/16"], "plain": [0.9, 0.125], "masked": [1, 0.98764]},
+}
+
+
+def details(folder: Path, found: object) -> Run:
+    (folder / "details.json").write_text(found if isinstance(found, str) else json.dumps(found))
+    return Run(folder)
+
+
+def test_details_are_read_in_per_cent(tmp_path: Path) -> None:
+    assert read_details(Run(tmp_path)) == {}
+    assert read_details(details(tmp_path, WHOLE)) == {
+        "submodels": {"1/16": 41.0, "1": 67.12, "1/2": 50.0},
+        "local_by_client": {"clients": [0, 4], "capacities": ["1", "1/16"], "plain": [90.0, 12.5],
+                            "masked": [100.0, 98.76]},
+    }  # fmt: skip
+    assert read_details(details(tmp_path, {"submodels": {}})) == {}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        "", "[]", "{}", '{"submodels": {"1": NaN}}', {"submodels": {"1": 1.2}}, {"submodels": {"x": 0.5}},
+        {"submodels": {"1/0": 0.5}}, {"submodels": {"1e-999999999": 0.5}}, {"submodels": {"1": True}},
+        {"submodels": {}, "local": None},
+        {"submodels": {}, "local": {**WHOLE["local"], "masked": [1]}},
+        {"submodels": {}, "local": {**WHOLE["local"], "capacities": ["1"]}},
+        {"submodels": {}, "local": {"clients": [0]}},
+    ],
+)  # fmt: skip
+def test_damaged_details_are_one_line(tmp_path: Path, found: object) -> None:
+    assert told(lambda: read_details(details(tmp_path, found))) == (
+        f"{tmp_path / 'details.json'} is damaged: delete it, and the run is collected without it"
+    )
+
+
+def test_submodels_are_means_over_the_seeds_that_have_them() -> None:
+    runs: list[dict[str, Any]] = [{"submodels": {"1/16": 40.0, "1": 60.0}}, {"submodels": {"1": 70.0}}, {}]
+    found = submodels_over_seeds(runs)
+    assert list(found) == ["1", "1/16"], "the largest first"
+    assert (found["1"]["mean"], found["1/16"]) == (65.0, {"mean": 40.0, "std": None})
+    rows = [{"row": "fedrolex", "submodels": found}, {"row": "columns", "submodels": submodels_over_seeds(runs[1:])}]
+    assert submodel_lines([*rows, {"row": "largest"}]) == [
+        ("", "1", "1/16"),
+        ("fedrolex", "65.00 ± 7.07", "40.00"),
+        ("columns", "70.00", ""),
+    ]
+
+
+def result(seed: int, **more: Any) -> dict[str, Any]:
+    return {"seed": seed, "rounds": 10, "bytes": 2**30, "macs": 10**15, "global": 50.0, "seconds": 1.0,
+            "on": "a machine", "curve": {"10": 50.0}, **more}  # fmt: skip
+
+
+def test_tables_have_submodels_and_a_figure_of_clients(tmp_path: Path) -> None:
+    table = PaperTable(tmp_path / "real-world-tuned.json", "real-world, tuned", "command")
+    local = {"clients": [0, 1], "capacities": [], "plain": [30.0, 40.0], "masked": [72.5, 100.0]}
+    for row, runs in (
+        ("fedrolex", [result(1, submodels={"1": 60.0, "1/2": 55.0}, local_by_client=local), result(2)]),
+        ("smallest", [result(1)]),
+    ):
+        cell = find_cell(f"real-world/cifar10-high/{row}")
+        table.add(cell, cell.recipe("tuned"), runs)
+    written, drawn = table.write(), table.draw(None)
+    assert [path.name for path in drawn] == ["real-world-tuned-traffic.png", "real-world-tuned-local.png"]
+    assert all(path.stat().st_size > 5000 for path in drawn)
+    text = written[1].read_text()
+    assert (
+        "Accuracy of every capacity's sub-model, %:\n\n|  | 1 | 1/2 |\n|---|---|---|\n| fedrolex | 60.00 | 55" in text
+    )
+    assert text.count("smallest") == 1, "it has no sub-models"
+    kept = json.loads(written[0].read_text())["cells"][0]
+    assert kept["submodels"]["1/2"]["mean"] == 55.0
+    assert kept["runs"][0]["local_by_client"] == local
+    assert '"masked": [72.5, 100.0]' in written[0].read_text(), "a list is a line"
+    screen = Console(width=160, record=True)
+    table.show(screen)
+    assert "cifar10-high: accuracy of every capacity's sub-model" in screen.export_text()
+    again = PaperTable(tmp_path / "real-world-tuned.json", "real-world, tuned", "command")
+    cell = find_cell("real-world/cifar10-high/fedrolex")
+    again.add(cell, cell.recipe("tuned"), [])
+    assert again.rows[0] == table.rows[0]
+
+
+def test_a_table_without_details_has_no_figure_of_clients(tmp_path: Path) -> None:
+    table = PaperTable(tmp_path / "overall-tuned.json", "overall, tuned", "command")
+    cell = find_cell("overall/cifar10-high/fedrolex")
+    table.add(cell, cell.recipe("tuned"), [])
+    assert table.draw(None) == []
+    table.add(cell, cell.recipe("tuned"), [result(1)])
+    assert [path.name for path in table.draw(None)] == ["overall-tuned-traffic.png"]
+
+
+def test_histograms_count_every_client_once() -> None:
+    assert _shares([50, 52.4, 52.5, 100, 97.5], [50 + 2.5 * place for place in range(21)]) == [
+        *(0.4, 0.2), *[0.0] * 17, 0.4,
+    ]  # fmt: skip
