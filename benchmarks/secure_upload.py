@@ -2,7 +2,8 @@
 
     python benchmarks/secure_upload.py [--cohort 20]
 
-Ends with one JSON object: for every capacity the bytes of a plain sub-model, of its areas, and of the padded model.
+Ends with one flat JSON object: for every capacity the bytes of a plain sub-model and of its areas, these also as a
+ratio of the padded model.
 Nothing is trained; no data is read.
 """
 
@@ -38,7 +39,12 @@ def main() -> None:
     ]
     areas = Areas.of(jobs, {MODEL: Network(module, axes)}, state, given.least)
     padded = 4 * sum(tensor.numel() for name, tensor in state[MODEL].items() if axes.tensors[name].floating)
-    found = {}
+    found: dict[str, float] = {
+        "cohort": given.cohort,
+        "least": given.least,
+        "areas": len(areas.found),
+        "padded": padded,
+    }
     for job in jobs[: len(LEVELS)]:
         plain = 4 * sum(
             torch.Size(axes.shape(name, axes.widths(job.window))).numel()
@@ -46,11 +52,15 @@ def main() -> None:
             if axes.tensors[name].floating
         )
         held = 4 * sum(area.size for area in areas.found if job.client in area.members)
-        found[str(job.capacity)] = {"plain": plain, "areas": held, "padded": padded}
+        found |= {
+            f"plain_{job.capacity}": plain,
+            f"areas_{job.capacity}": held,
+            f"areas_{job.capacity}_ratio": held / padded,
+        }
         print(
             f"capacity {job.capacity}: plain {plain:,}, areas {held:,}, padded {padded:,} bytes ({held / padded:.1%})"
         )
-    print(json.dumps({"cohort": given.cohort, "least": given.least, "areas": len(areas.found), "upload": found}))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
