@@ -358,7 +358,7 @@ def test_a_comparison_is_made_in_python_too(tmp_path: Path) -> None:
         assert done.compared[what]["run"] == str(tmp_path / f"run-alone-{number}")
         assert done.compared[what]["global_accuracy"] == train(other, split()).summary["global_accuracy"]
     again = train(replace(recipe, rounds=2), split(), out=tmp_path / "run", resume=True)
-    assert [each["rounds"] for each in (again.summary, *again.compared.values())] == [2, 2, 2, 2]
+    assert [each["rounds"] for each in (again.summary, *again.compared.values())] == [2, 2, 2, 2, 2]
     assert train(recipe, split()).compared["everyone trains 1/2"]["run"] is None
     assert train(RECIPE, split()).compared == {}
     assert "exists already" in told(lambda: train(recipe, split(), out=tmp_path / "run"))

@@ -15,7 +15,7 @@ from fedrolex import FedDF, Recipe, Run
 from fedrolex.cli import progress
 from fedrolex.cli.app import app
 from fedrolex.cli.progress import dropped
-from fedrolex.cli.results import show_results
+from fedrolex.cli.results import show_results, verdict
 from fedrolex.cli.train import Planned, together
 from fedrolex.recipes import alternatives
 from fedrolex.runs.training import LATE
@@ -50,7 +50,7 @@ def test_a_table_fits_its_screen(width: int) -> None:
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in the second of four runs, by the name of the first."""
+    """Stopped in the second of five runs, by the name of the first."""
     go, calls = Run.go, []
 
     def interrupted(self: Run, *words: Any) -> Any:
@@ -66,7 +66,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert f"go on with: fedrolex resume {tmp_path / 'run'}\n" in first.stderr
     again = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert again.exit_code == 0, again.output
-    assert calls[2:] == ["run", "run-alone-1", "run-alone-2", "run-alone-3"]
+    assert calls[2:] == ["run", "run-alone-1", "run-alone-2", "run-alone-3", "run-alone-4"]
     assert "only who can trains 1/4" in again.stdout
     assert (tmp_path / "run" / "accuracy.png").is_file()
 
@@ -91,6 +91,32 @@ def test_a_comparison_is_on_the_same_data() -> None:
     for other in alternatives(recipe).values():
         task: Any = other.task
         assert (task.public, task.validation, task.models) == (0.1, 0.1, {})
+
+
+def test_columns_stand_beside_everything_but_themselves() -> None:
+    """Also where the server alone is larger than its devices; not where a single column would be left."""
+    assert list(alternatives(Recipe()))[3:] == ["columns 1/2, 1/4, 1/8, 1/16"]
+    assert len(alternatives(Recipe().with_settings(["method=columns"]))) == 3
+    wide = Recipe().with_settings(["fleet.capacities=[1]", "fleet.server_scale=4"])
+    assert list(alternatives(wide))[3:] == ["columns 1, 1"]
+    assert len(alternatives(Recipe().with_settings(["fleet.capacities=[1]"]))) == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (0.8, "fedrolex beats the best this fleet could do without it (only who can trains 1/4) by 10.0 points."),
+        (0.6, "Here the fleet does better without it: only who can trains 1/4, by 10.0 points. Its recipe is run-2/"),
+    ],
+)
+def test_the_verdict_leaves_the_bound_out(own: float, says: str) -> None:
+    methods = ["fedrolex", *alternatives(Recipe())]
+    scores = dict(zip(methods, (own, 0.5, 0.7, 0.9, 0.65), strict=True))
+    results = [
+        {"method": what, "global_accuracy": score, "run": f"run-{place}"}
+        for place, (what, score) in enumerate(scores.items())
+    ]
+    assert verdict(results, methods).startswith(says)
 
 
 def test_runs_of_one_process_have_one_precision() -> None:

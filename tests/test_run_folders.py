@@ -120,4 +120,4 @@ def test_a_run_goes_on_from_inside_with_what_it_is_compared_with_beside_it(
 ) -> None:
     monkeypatch.chdir(stopped(tmp_path / "run", "compare=true", "rounds=1", rounds=1).folder)
     assert CliRunner().invoke(app, ["resume", "."]).exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", *(f"run-alone-{n}" for n in (1, 2, 3))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", *(f"run-alone-{n}" for n in (1, 2, 3, 4))]

@@ -44,7 +44,14 @@ def test_train_ends_in_a_table_beside_what_the_fleet_could_do_without(
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["train", *settings([*SETTINGS[:3], "rounds=2"])])
     assert result.exit_code == 0, result.output
-    for text in ("fedrolex", "everyone trains 1/16", "only who can trains 1/4", "a bound: they cannot", "picture:"):
+    for text in (
+        "fedrolex",
+        "everyone trains 1/16",
+        "only who can trains 1/4",
+        "a bound: they cannot",
+        "columns 1/2, 1/4, 1/8, 1/16",
+        "picture:",
+    ):
         assert text in result.output
     folder = tmp_path / "runs" / "digits-fedrolex-1"
     names = {path.name for path in folder.iterdir()}
@@ -77,7 +84,7 @@ def test_several_seeds_and_json(tmp_path: Path) -> None:
 def test_what_is_trained_does_not_change_the_shape_of_its_json(tmp_path: Path) -> None:
     """One run, with and without what it is compared with, and resumed."""
     words = settings([*SETTINGS[:3], "rounds=1", "task.limit=60"])
-    for compare, methods in (("false", 1), ("true", 4)):
+    for compare, methods in (("false", 1), ("true", 5)):
         folder = tmp_path / compare
         commands = (["train", *words, "--set", f"compare={compare}", "--out", str(folder)], ["resume", str(folder)])
         for command in commands:
@@ -121,13 +128,14 @@ def test_the_table_ends_with_a_line_a_method_over_its_seeds(tmp_path: Path) -> N
     result = CliRunner().invoke(app, ["train", *words, "--seeds", "4,5", "--out", str(tmp_path / "x")])
     assert result.exit_code == 0, result.output
     runs, below = [[line for line in part.splitlines() if "%" in line] for part in re.split("├.*┤", result.stdout)][-2:]
-    assert len(runs) == 8
+    assert len(runs) == 10
     below = [line for line in below if "2 seeds" in line]
     assert [" ".join(line.split()[1:3]) for line in below] == [
         "fedrolex │",
         "everyone trains",
         "only who",
         "everyone trains",
+        "columns 1/2,",
     ]
     a, b = (json.loads((tmp_path / "x" / f"seed-{n}" / "summary.json").read_text())["global_accuracy"] for n in (4, 5))
     assert f"{(a + b) / 2:.1%} ± {abs(a - b) / 2**0.5:.1%}" in below[0]
@@ -178,5 +186,5 @@ def test_several_recipes_have_folders_of_their_own(tmp_path: Path) -> None:
 def test_compared_runs_have_the_same_seeds(tmp_path: Path) -> None:
     words = [*settings([*SETTINGS[:3], "rounds=1"]), "--seeds", "7,8", "--out", str(tmp_path / "x"), "--json"]
     found = json.loads(CliRunner().invoke(app, ["train", *words]).stdout)
-    assert [one["seed"] for one in found["runs"]] == [7, 8] * 4
-    assert [one["seeds"] for one in found["over_seeds"]] == [[7, 8]] * 4
+    assert [one["seed"] for one in found["runs"]] == [7, 8] * 5
+    assert [one["seeds"] for one in found["over_seeds"]] == [[7, 8]] * 5

@@ -9,6 +9,7 @@ from rich.console import Console
 from fedrolex.cli.console import remark, table
 from fedrolex.cli.figures import page
 from fedrolex.cli.seeds import number
+from fedrolex.recipes.alternatives import BOUND
 from fedrolex.runs import Run
 from fedrolex.tasks.metrics import score
 
@@ -89,19 +90,20 @@ def in_words(by: str, value: float | None) -> str:
 
 
 def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
-    """One line: did the first method beat what the fleet could do without it? The last one is out of reach."""
+    """One line: did the first method beat what the fleet could do without it? A bound is out of reach."""
     by = score(results[0])
 
     def mean(what: str) -> float:
         found = [float("-inf") if result[by] is None else result[by] for result in results if result["method"] == what]
         return float(sum(found) / len(found))
 
-    best = max(methods[1:-1], key=mean)
+    best = max((what for what in methods[1:] if not what.endswith(BOUND)), key=mean)
     gap = mean(methods[0]) - mean(best)
     far = f"{100 * abs(gap):.1f} points" if by in ACCURACIES else f"{abs(gap):.3f} in {NAMES[by]}"
     if gap > 0:
         return f"{methods[0]} beats the best this fleet could do without it ({best}) by {far}."
-    return f"Here the fleet does better without it: {best}, by {far}."
+    recipe = next(Path(result["run"]) / "recipe.yaml" for result in results if result["method"] == best)
+    return f"Here the fleet does better without it: {best}, by {far}. Its recipe is {recipe}."
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:

@@ -12,14 +12,13 @@ import yaml
 
 from fedrolex.clients import LocalTraining, Precision
 from fedrolex.core import CALLBACKS, ENGINES, METHODS, TASKS, FedrolexError, check_paths, check_words, in_one_line
-from fedrolex.methods import FedAvg, FedRolex, Method
+from fedrolex.methods import FedRolex, Method
 from fedrolex.recipes import format1
 from fedrolex.recipes.decode import REGISTRY, from_plain, read_yaml, to_plain
 from fedrolex.recipes.fleet import FleetRecipe
 from fedrolex.recipes.images import ImagesRecipe
-from fedrolex.recipes.settings import carried, changed
+from fedrolex.recipes.settings import changed
 from fedrolex.recipes.task import TaskRecipe, whole_path
-from fedrolex.slicing import exact
 from fedrolex.tasks import Measure
 
 FORMAT = 2
@@ -183,27 +182,6 @@ def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str
             inner = _first_difference(value, other) if isinstance(value, dict) and isinstance(other, dict) else None
             return f"{key}.{inner}".removesuffix(".name") if inner else key
     return None
-
-
-def alternatives(recipe: Recipe) -> dict[str, Recipe]:
-    """What a recipe's fleet could do without partial training, by what it is: every result stands beside these.
-
-    Everyone trains the smallest model; only the devices that can hold the middle size train that; and the
-    bound no such fleet reaches, everyone training the largest. Each begins as a model of its size does.
-    """
-    levels = sorted((exact(c) for c in recipe.fleet.capacities), reverse=True)
-    smallest, middle, largest = levels[-1], levels[len(levels) // 2], levels[0]
-    task = recipe.task.plain(recipe.method.wants())
-
-    def homogeneous(width: object, *, able_only: bool = False) -> Recipe:
-        method = carried(recipe.method, FedAvg, width=str(width), able_only=able_only, own_width=True)
-        return replace(recipe, task=task, method=method, compare=False)
-
-    return {
-        f"everyone trains {smallest}": homogeneous(smallest),
-        f"only who can trains {middle}": homogeneous(middle, able_only=True),
-        f"everyone trains {largest} (a bound: they cannot)": homogeneous(largest),
-    }
 
 
 def recipe_names() -> list[str]:

@@ -3,7 +3,7 @@
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from fedrolex.core import METHODS, TASKS, FedrolexError
 from fedrolex.methods import Method
@@ -13,9 +13,10 @@ COMMON = ("rounding", "weighting", "norms", "rows", "server_optimizer", "width",
 """Settings that mean the same in every method that has them."""
 
 CHOICES = {"method": METHODS, "task": TASKS}
+New = TypeVar("New", bound=Method)
 
 
-def carried(old: Method, new: type[Method], **changes: Any) -> Method:
+def carried(old: Method, new: type[New], **changes: Any) -> New:
     """A method with another's common settings, where they are not the other's defaults, and with ``changes``."""
     return new(**_common(old, new) | changes)
 

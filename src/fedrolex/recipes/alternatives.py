@@ -1,0 +1,41 @@
+"""What the fleet of a recipe could do instead."""
+
+from dataclasses import replace
+
+from fedrolex.methods import Columns, FedAvg, Method
+from fedrolex.recipes.recipe import Recipe
+from fedrolex.recipes.settings import carried
+from fedrolex.slicing import exact
+
+BOUND = "(a bound: they cannot)"
+"""Ends the name of what is beyond a fleet."""
+
+
+def alternatives(recipe: Recipe) -> dict[str, Recipe]:
+    """What a recipe's fleet could do instead, by name: every result stands beside these.
+
+    Everyone trains the smallest model; only the devices that can hold the middle size train that; everyone trains the
+    largest, a bound no such fleet reaches; and a row of columns, where there are several to train and the recipe does
+    not do so itself. Each model begins as one of its size does.
+    """
+    fleet = recipe.fleet
+    levels = sorted((exact(c) for c in fleet.capacities), reverse=True)
+    smallest, middle, largest = levels[-1], levels[len(levels) // 2], levels[0]
+    task = recipe.task.plain(recipe.method.wants())
+
+    def trained_by(method: Method) -> Recipe:
+        return replace(recipe, task=task, method=method, compare=False)
+
+    def homogeneous(width: object, *, able_only: bool = False) -> Recipe:
+        return trained_by(carried(recipe.method, FedAvg, width=str(width), able_only=able_only, own_width=True))
+
+    found = {
+        f"everyone trains {smallest}": homogeneous(smallest),
+        f"only who can trains {middle}": homogeneous(middle, able_only=True),
+        f"everyone trains {largest} {BOUND}": homogeneous(largest),
+    }
+    columns = carried(recipe.method, Columns)
+    widths = columns.widths(fleet.build(recipe.seed, fleet.expected), fleet.server_scale)
+    if len(widths) > 1 and columns != recipe.method:
+        found[f"columns {', '.join(map(str, widths))}"] = trained_by(columns)
+    return found
