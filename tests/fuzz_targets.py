@@ -27,7 +27,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fedrolex import Axes, Examples, FedrolexError, FleetRecipe, Recipe, Run, Task, Training, Window, prepare, trace
-from fedrolex.cli.paper_details import read_details, submodel_lines, submodels_over_seeds
+from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds
 from fedrolex.data.cifar import Layout, read_cifar, read_class_names
 from fedrolex.data.example_proto import bytes_features
 from fedrolex.data.idx import read_idx

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from told import told
 
-from fedrolex.cli.paper_details import read_details, submodel_lines, submodels_over_seeds
-from fedrolex.cli.paper_figures import _shares
-from fedrolex.cli.paper_table import PaperTable
+from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds
+from fedrolex.cli.paper.figures import _shares
+from fedrolex.cli.paper.table import PaperTable
 from fedrolex.recipes.paper import find_cell
 from fedrolex.runs import Run
 

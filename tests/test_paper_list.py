@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrolex.cli.app import app
-from fedrolex.cli.paper_costs import Needed, PaperCosts
-from fedrolex.cli.paper_shelf import Shelf
+from fedrolex.cli.paper.costs import Needed, PaperCosts
+from fedrolex.cli.paper.shelf import Shelf
 from fedrolex.recipes.paper import TABLES, cells, find_cell
 from fedrolex.recipes.recipe import Recipe
 

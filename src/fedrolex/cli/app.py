@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "fit": ("fit:fit_command", "The largest capacity whose training step fits into a device's memory."),
     "paper": (
-        "paper:paper_command",
+        "paper.command:paper_command",
         "Reproduce a table, figure or lemma of the paper: train the cells that are missing, then collect all.",
     ),
     "data": ("data:data_app", "Get data sets, and see which are there."),

@@ -11,8 +11,8 @@ from zlib import crc32
 from rich.console import Console
 
 from fedrolex.cli.console import table
-from fedrolex.cli.paper_details import read_details, submodel_lines, submodels_over_seeds
-from fedrolex.cli.paper_figures import draw_along, draw_local, draw_traffic, has_local
+from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds
+from fedrolex.cli.paper.figures import draw_along, draw_local, draw_traffic, has_local
 from fedrolex.cli.seeds import number, spread
 from fedrolex.core import FedrolexError
 from fedrolex.core.version import VERSION

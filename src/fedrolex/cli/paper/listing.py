@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from fedrolex.cli.console import console, remark, table
-from fedrolex.cli.paper_costs import Needed, PaperCosts
-from fedrolex.cli.paper_shelf import Shelf
-from fedrolex.cli.paper_table import PaperTable
+from fedrolex.cli.paper.costs import Needed, PaperCosts
+from fedrolex.cli.paper.shelf import Shelf
+from fedrolex.cli.paper.table import PaperTable
 from fedrolex.recipes.paper import Cell
 from fedrolex.recipes.paper_setups import SETUPS
 

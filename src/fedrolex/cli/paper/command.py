@@ -12,9 +12,9 @@ from fedrolex.cli.console import console, remark
 from fedrolex.cli.costs import costs_command
 from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, show_lemmas
 from fedrolex.cli.options import AsJson, DataFolder, Settings
-from fedrolex.cli.paper_figures import CURVES
-from fedrolex.cli.paper_list import list_cells
-from fedrolex.cli.paper_shelf import Shelf, summary_of
+from fedrolex.cli.paper.figures import CURVES
+from fedrolex.cli.paper.listing import list_cells
+from fedrolex.cli.paper.shelf import Shelf, summary_of
 from fedrolex.cli.seeds import read_seeds
 from fedrolex.cli.train import Planned, train_all
 from fedrolex.core import FedrolexError, one_of

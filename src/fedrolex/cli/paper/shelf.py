@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any
 from zlib import crc32
 
-from fedrolex.cli.paper_table import COLLECTED, PaperTable, result
+from fedrolex.cli.paper.table import COLLECTED, PaperTable, result
 from fedrolex.core import FedrolexError
 from fedrolex.recipes.paper import Cell, cells
 from fedrolex.recipes.paper_setups import Kind

@@ -1,0 +1,1 @@
+"""``fedrolex paper``: the tables and figures of the paper, trained cell by cell and collected."""
