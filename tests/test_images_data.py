@@ -297,7 +297,9 @@ def test_mistakes_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def of_folder() -> str:
         return told(lambda: load_images(str(tmp_path), tmp_path))
 
-    assert "data set 'cifar' is unknown: use digits, cifar10," in told(lambda: load_images("cifar", tmp_path))
+    assert "task.data is 'cifar', and there is no such folder: give the path of a folder with one folder" in told(
+        lambda: load_images("cifar", tmp_path)
+    )
     assert "has no folders: give one a class" in of_folder()
     (tmp_path / "train" / "a").mkdir(parents=True)
     assert "has train/ but no test/" in of_folder()

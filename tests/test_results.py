@@ -66,7 +66,8 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert f"go on with: fedrolex resume {tmp_path / 'run'}\n" in first.stderr
     again = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert again.exit_code == 0, again.output
-    assert calls[2:] == ["run", "run-alone-1", "run-alone-2", "run-alone-3", "run-alone-4"]
+    assert calls[2:] == ["run-alone-1", "run-alone-2", "run-alone-3", "run-alone-4"]
+    assert f"{tmp_path / 'run'} is finished: nothing is trained\n" in again.stderr
     assert "only who can trains 1/4" in again.stdout
     assert (tmp_path / "run" / "accuracy.png").is_file()
 

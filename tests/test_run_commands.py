@@ -232,7 +232,7 @@ def test_what_runs_are_compared_with_gets_more_rounds_too(tmp_path: Path) -> Non
     words = [w for key in ("task.width=4", "task.limit=100", "callbacks=[]", "rounds=1") for w in ("--set", key)]
     command("train", *words, "--out", tmp_path / "run", "--device", "cpu", "--json")
     command("resume", tmp_path / "run", "--set", "rounds=2", "--json")
-    assert [len(Run(path).rows()) for path in sorted(tmp_path.iterdir())] == [2, 2, 2, 2]
+    assert [len(Run(path).rows()) for path in sorted(tmp_path.iterdir())] == [2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

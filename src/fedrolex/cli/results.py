@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +26,7 @@ ACCURACIES = {
 ERRORS = {"mean_absolute_error": "mean absolute error", "r2": "R²"}
 NAMES = ACCURACIES | ERRORS
 REMARKS = {
+    "test_examples": "measured on {:,} examples",
     "statistics": "batch norm statistics: {}",
     "unused_examples": "{:,} examples are with nobody",
     "public_examples": "{:,} examples put aside as public data",
@@ -33,8 +35,9 @@ REMARKS = {
     "privacy": "{}",
     "labels_per_client": "{:.2f} labels a client",
 }
+RISING = 0.01  # of accuracy or R², from the best evaluation before to the last
 SENT = ("bytes", "bytes_of_full_model")
-SPARE = ("training seconds", "local, masked", "validation", "local accuracy", "seed", "of full-model training")
+SPARE = ("training seconds", "local, masked", "validation", "local accuracy", "seed", "of full-model bytes")
 
 
 def show_results(
@@ -48,6 +51,8 @@ def show_results(
     shown = {key: heading for key, heading in ACCURACIES.items() if any(result.get(key) for result in results)}
     if all(result.get("local_accuracy_masked") == result.get("local_accuracy") for result in results):
         shown.pop("local_accuracy_masked", None)  # every client holds every class
+    if all(result.get("local_accuracy") == result.get("global_accuracy") for result in results):
+        shown.pop("local_accuracy", None)  # every client is tested on the same examples
     seeds = [str(row["seed"]) if "seed" in row else f"{len(row['seeds'])} seeds" for row in rows]
     columns = {"": [str(row["method"]) for row in rows], "seed": seeds}
     for key, heading in shown.items():
@@ -56,7 +61,7 @@ def show_results(
     for name, heading in (headings | {name: name for name in metrics}).items():
         columns[heading] = [number(row.get(name), ".3g") for row in rows]
     columns["sent"] = [f"{number(row['bytes'], '.1f', 2**20)} MiB" for row in rows]
-    columns["of full-model training"] = [f"{_part(row):.1%}" for row in rows]
+    columns["of full-model bytes"] = [f"{_part(row):.1%}" for row in rows]
     columns["training seconds"] = [number(row["seconds"], ".0f") for row in rows]
     for spare in (*SPARE, None):  # what a narrow screen can do without
         wide = [max(len(word) for word in (*heading.split(), *cells, "")) for heading, cells in columns.items()]
@@ -104,6 +109,18 @@ def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
         return f"{methods[0]} beats the best this fleet could do without it ({best}) by {far}."
     recipe = next(Path(result["run"]) / "recipe.yaml" for result in results if result["method"] == best)
     return f"Here the fleet does better without it: {best}, by {far}. Its recipe is {recipe}."
+
+
+def still_rising(run: Run) -> str | None:
+    """One line where the last evaluation of a run is its best, by a point or more: more rounds may be worth it."""
+    rows = run.rows()
+    by = score(next((row for row in reversed(rows) if "loss" in row), rows[-1]))
+    values = [row[by] for row in rows if row.get(by) is not None]
+    if len(values) < 2 or values[-1] - max(values[:-1]) < RISING:
+        return None
+    more = f"fedrolex resume {quote(str(run.folder))} --set rounds={2 * len(rows)}"
+    before, last = (in_words(by, value) for value in values[-2:])
+    return f"It was still rising, from {before} to {last}; for more rounds: {more}"
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:

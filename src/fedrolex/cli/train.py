@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from fedrolex.cli.console import console, remark
 from fedrolex.cli.options import AsJson, DataFolder, Settings
 from fedrolex.cli.progress import shown
-from fedrolex.cli.results import draw, show_results, verdict
+from fedrolex.cli.results import draw, show_results, still_rising, verdict
 from fedrolex.cli.seeds import over_seeds, read_seeds
 from fedrolex.core import ENGINES, FedrolexError
 from fedrolex.core.allocator import keep_memory
@@ -22,6 +23,7 @@ from fedrolex.recipes import Recipe, find_recipe
 from fedrolex.runs import Run, Training, prepare
 from fedrolex.runs.prepare import beside
 from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
+from fedrolex.runs.standing import said_in_the_end
 from fedrolex.runs.training import pick_device
 from fedrolex.tasks.metrics import short
 
@@ -125,7 +127,19 @@ def resume_command(
             found.change(plan.recipe)
         return found
 
-    _report([plans], train_all(plans, 1, as_json, resumed), as_json)
+    done = {} if settings else {plan.folder: known for plan in plans if (known := _said_in_the_end(plan))}
+    for folder in done:
+        print(f"{folder} is finished: nothing is trained", file=sys.stderr)
+    missing = [plan for plan in plans if plan.folder not in done]
+    _report([plans], done | (train_all(missing, 1, as_json, resumed) if missing else {}), as_json)
+
+
+def _said_in_the_end(plan: Planned) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do, by the name in tables; None where it has."""
+    run = Run(plan.folder)
+    if not run.checkpoint.is_file() or run.recipe() != plan.recipe or (found := said_in_the_end(run)) is None:
+        return None
+    return {**found, "method": plan.what, "run": str(plan.folder)}
 
 
 def _created(plan: Planned) -> Run:
@@ -258,5 +272,9 @@ def _report(groups: Sequence[Sequence[Planned]], results: dict[Path, dict[str, A
             picture = group[0].top / "accuracy.png"
             draw(found, picture)
             screen.print(f"picture: {picture}", highlight=False)
-    if not any(group[0].recipe.compare for group in groups):
-        remark(screen, "What this fleet could do without it: add --set compare=true.")
+    if len(every) == 1 and (said := still_rising(Run.open(groups[0][0].folder))):
+        remark(screen, said)
+    if len(groups) == 1 and not (first := groups[0][0]).recipe.compare and not first.recipe.method.needs.one_size:
+        others = len(list(beside(first.folder, replace(first.recipe, compare=True))))
+        again = f"fedrolex resume {quote(str(first.top))} --set compare=true"
+        remark(screen, f"What this fleet could do without it, {others} more trainings: {again}")

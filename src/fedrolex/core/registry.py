@@ -30,10 +30,14 @@ class Registry:
         own: the package's own things, as ``package.module:Name``.
         base: the class that all things of the kind are subclasses of, as ``package.module:Name``; without one, a thing
             is anything that can be called.
+        example: a thing of another package, for messages.
     """
 
-    def __init__(self, kind: str, key: str, expected: str, own: Mapping[str, str], base: str | None = None) -> None:
+    def __init__(
+        self, kind: str, key: str, expected: str, own: Mapping[str, str], base: str | None = None, example: str = ""
+    ) -> None:
         self.kind, self.key, self.expected, self.base = kind, key, expected, base
+        self._elsewhere = f"package.module:Name of your own{f' ({example})' * bool(example)}"
         self.group = f"fedrolex.{kind.replace(' ', '')}s"  # of the entry points of installed packages
         self._own = dict(own)
         self._registered: dict[str, Any] = {}
@@ -76,7 +80,7 @@ class Registry:
             return
         known = self.names()
         said = f"{key or self.key} is {name!r}{did_you_mean(name, known)}"
-        raise FedrolexError(f"{said}: use one of {', '.join(known)}, or package.module:Name of your own")
+        raise FedrolexError(f"{said}: use one of {', '.join(known)}, or {self._elsewhere}")
 
     def name_of(self, thing: Any) -> str:
         """The name under which :meth:`find` gives a class or function: if possible, in another process, too."""
@@ -198,6 +202,7 @@ MODELS = Registry(
         "models.image_models", "convnet", "lenet", "resnet8", "resnet14", "resnet20", "resnet32", "vgg11",
         "preresnet18", "preresnet34",
     ),
+    example="or another's: torchvision.models:resnet18",
 )  # fmt: skip
 
 DATASETS = Registry(

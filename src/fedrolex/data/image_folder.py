@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrolex.core import DATASETS, FedrolexError, shuffle
+from fedrolex.core import DATASETS, FedrolexError, did_you_mean, shuffle
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,8 +37,9 @@ def read_folder(
     """
     root = Path(name).expanduser()
     if not root.is_dir():
-        known = f"use {', '.join(DATASETS.names())}, package.module:loader, or the path of a folder of images"
-        raise FedrolexError(f"data set {name!r} is unknown: {known}, <class>/*.png; there is no folder {name!r} here")
+        known = f"or use {', '.join(DATASETS.names())}, or package.module:loader"
+        wanted = f"give the path of a folder with one folder of images a class{did_you_mean(name, DATASETS.names())}"
+        raise FedrolexError(f"task.data is {name!r}, and there is no such folder: {wanted}, {known}")
     classes, train, test = _listed(root, seed)
     found, mode = _alike([path for path, _ in (*train, *test)], size)
     train_x, test_x = (_pixels([path for path, _ in part], found, mode) for part in (train, test))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, did_you_mean
 from fedrolex.recipes.paper import TABLES, cell_recipe
 from fedrolex.recipes.recipe import Recipe, own_recipe, recipe_names
 
@@ -15,4 +15,5 @@ def find_recipe(name: str) -> Recipe:
         return Recipe.read(Path(name))
     if "@" in name or name.partition("/")[0] in TABLES:
         return cell_recipe(name)
-    raise FedrolexError(f"no recipe {name!r}: give a YAML file or one of {', '.join(recipe_names())}")
+    near = did_you_mean(name, recipe_names())
+    raise FedrolexError(f"no recipe {name!r}{near}: give a YAML file or one of {', '.join(recipe_names())}")

@@ -112,7 +112,7 @@ class InMemory(Task):
     def facts(self) -> dict[str, Any]:
         """How the data was spread."""
         used = sum(len(part) for part in self.parts)
-        return {"examples": used, "unused_examples": len(self.train) - used}
+        return {"examples": used, "unused_examples": len(self.train) - used, "test_examples": len(self.test)}
 
     # --- the model ---
 
