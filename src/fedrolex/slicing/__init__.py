@@ -11,7 +11,7 @@ In short::
 """
 
 from fedrolex.slicing.axes import Axes, Axis, Note, TensorLayout
-from fedrolex.slicing.capture import one_line
+from fedrolex.slicing.complaints import one_line
 from fedrolex.slicing.fold import Fold
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
 from fedrolex.slicing.published import RandomMiswired

@@ -14,6 +14,11 @@ from torch import Tensor, nn
 from fedrolex.core import FedrolexError
 
 FEW = 2
+"""Samples that are enough to compare a graph with its module, and to prove axes."""
+Place = tuple[int, int]
+"""An input by its number, and one of its dimensions."""
+Limits = dict[Place, tuple[int, int]]
+"""The smallest and the largest size that a dimension may have."""
 
 
 @dataclass(frozen=True)

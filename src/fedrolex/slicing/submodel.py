@@ -13,10 +13,9 @@ from torch import Tensor, fx, nn
 
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import TensorLayout
-from fedrolex.slicing.capture import register
-from fedrolex.slicing.inputs import Inputs
+from fedrolex.slicing.inputs import Inputs, Limits
 from fedrolex.slicing.layout import shape
-from fedrolex.slicing.program import Program, arguments_of, compiled
+from fedrolex.slicing.program import Program, arguments_of, compiled, register
 
 NORMS = "slicing_norms"  # where a sub-model has the batch norms of its evaluation that were captured without statistics
 
@@ -29,7 +28,7 @@ class Code:
     function: Callable[..., tuple[Any, ...]]
     inputs: Inputs
     out_spec: Any
-    limits: Mapping[tuple[int, int], tuple[int, int]]
+    limits: Limits
 
     @staticmethod
     def of(program: Program, widths: Mapping[str, int], inputs: Inputs, training: bool) -> Code:
@@ -174,8 +173,8 @@ class GraphBuilder:
         for alias, name in self.aliases.items():
             register(module, alias, made[name], persistent=name not in self.transient)
         for program in self.programs.values():
-            for name, region in program.captured.modules.items():
-                register(module, name, region)
+            for name, subgraph in program.captured.modules.items():
+                register(module, name, subgraph)
         for node in module.slicing_code[False].graph.nodes:
             if node.op == "call_module":
                 register(module, str(node.target), GraphNorm())

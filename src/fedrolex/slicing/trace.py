@@ -14,16 +14,18 @@ from torch.nn.parameter import is_lazy
 
 from fedrolex.core import FedrolexError, check_words, in_one_line
 from fedrolex.slicing.axes import Axes, Kind, Note, Role
-from fedrolex.slicing.capture import Captured, both_modes, capture, one_line
+from fedrolex.slicing.capture import Captured, capture
+from fedrolex.slicing.complaints import one_line
 from fedrolex.slicing.fidelity import Beside, generic, unlike
 from fedrolex.slicing.infer import Unknown, freeze
-from fedrolex.slicing.inputs import FEW, Inputs
+from fedrolex.slicing.inputs import FEW, Inputs, Limits
 from fedrolex.slicing.layout import show
+from fedrolex.slicing.modes import both_modes
 from fedrolex.slicing.program import Program
 from fedrolex.slicing.proof import WIDTHS, Trial
 from fedrolex.slicing.resolve import Resolution, Scaling, apply_overrides
 from fedrolex.slicing.rules.contractions import SPATIAL
-from fedrolex.slicing.sizes import Limits, pinned
+from fedrolex.slicing.sizes import pinned
 from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import INPUT, Ties, walk

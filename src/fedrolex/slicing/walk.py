@@ -10,9 +10,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fedrolex.slicing.capture import Captured, register
+from fedrolex.slicing.capture import Captured
 from fedrolex.slicing.infer import Dim, Unknown, freeze, mark, size_of
-from fedrolex.slicing.program import arguments_of
+from fedrolex.slicing.program import arguments_of, register
 from fedrolex.slicing.rules import RULES, Call, Traced
 from fedrolex.slicing.rules.call import fixed, freeze_all, traced_in
 from fedrolex.slicing.rules.elementwise import pointwise
