@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedrolex.core import FedrolexError
 from fedrolex.slicing import layout as layouts
 from fedrolex.slicing.layout import Fixed, Layout
-from fedrolex.slicing.regions import Region, regions
+from fedrolex.slicing.regions import Region, region_of
 from fedrolex.slicing.windows import WHOLE, Capacity, Rounding, Window, exact, width
 
 FORMAT = 1
@@ -208,7 +208,7 @@ class Axes:
             if len(self._regions) >= REMEMBERED:
                 self._regions.clear()
             dims = self.counted(tensor) if counts else self.layout(tensor).dims
-            found = self._regions[key] = regions(tensor, dims, self.full, window)
+            found = self._regions[key] = region_of(tensor, dims, self.full, window)
         return found
 
     def take(self, state: Tensors, window: Window, out: Tensors | None = None) -> dict[str, Tensor]:

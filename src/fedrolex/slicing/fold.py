@@ -20,7 +20,7 @@ from torch import Tensor
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import Axes, Tensors
 from fedrolex.slicing.layout import refs, shape
-from fedrolex.slicing.regions import regions
+from fedrolex.slicing.regions import region_of
 from fedrolex.slicing.rows import Rows, trained_rows
 from fedrolex.slicing.windows import Span, Window, pick
 
@@ -283,7 +283,7 @@ class Fold:
                 return None
             inside[axis] = pick(places, len(held))
             outside[axis] = pick([held[place] for place in places], size)
-        within = regions(name, self.axes.tensors[name].dims, self.axes.widths(window), Window(inside))
+        within = region_of(name, self.axes.tensors[name].dims, self.axes.widths(window), Window(inside))
         return None if part is None else within.take(part), Window(outside)
 
     # --- giving the result out ---

@@ -126,7 +126,7 @@ class Region:
         return tuple(opened)
 
 
-def regions(tensor: str, dims: Sequence[Layout], full: Mapping[str, int], window: Window) -> Region:
+def region_of(tensor: str, dims: Sequence[Layout], full: Mapping[str, int], window: Window) -> Region:
     """The region of ``window`` in a tensor with these dimensions."""
     spans = [
         {axis: span for axis in layouts.refs(layout) if (span := window.span(tensor, dim, axis)) is not None}

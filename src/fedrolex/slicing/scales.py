@@ -30,7 +30,7 @@ class WidthOrigin:
     sure: bool
 
 
-def origin(scalar: Scalar, scalars: Sequence[Scalar], kinds: Mapping[Unknown, Kind]) -> WidthOrigin | None:
+def width_origin(scalar: Scalar, scalars: Sequence[Scalar], kinds: Mapping[Unknown, Kind]) -> WidthOrigin | None:
     """What a number was computed from: the surest guess, or None where no width fits.
 
     Args:
@@ -85,7 +85,7 @@ def _beyond_coincidence(
 
 
 def _is_query(dim: Dim) -> bool:
-    return any("qk" in leaf.roles for leaf in unknowns(dim))
+    return any("qk" in leaf.uses for leaf in unknowns(dim))
 
 
 def _is_one_of_two(scalar: Scalar, dim: Dim, scalars: Sequence[Scalar]) -> bool:

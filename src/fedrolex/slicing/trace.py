@@ -30,7 +30,7 @@ from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import INPUT, Ties, walk
 
-SMALL = Fraction(1, 4)
+TYPICAL = Fraction(1, 4)  # the capacity at which a trace looks whether much can be cut
 Factory = Callable[[Mapping[str, int]], nn.Module]
 
 
@@ -259,7 +259,7 @@ class _Trace:
             power = {0.5: "√", -0.5: "1/√", 1.0: "", -1.0: "1/", 0.25: "∜", -0.25: "1/∜"}[scale.power]
             does = "sub-models use their own width" if scale.follows else "kept as it is"
             notes.append(Note(scale.node, f"{scale.value:.6g} = {power}size of {show(scale.axis)}: {does}"))
-        for name, count in self.ties.unknown.items():
+        for name, count in self.ties.without_rule.items():
             notes.append(Note(name, f"no rule for this operator ({count} uses): what it touches is frozen"))
         exposed = max(len(one.exposed) for one in self.ties.walks)
         if exposed:
@@ -274,8 +274,8 @@ class _Trace:
         return list(dict.fromkeys(notes))
 
     def _why_nothing(self, axes: Axes) -> str:
-        if self.ties.unknown:
-            return f"there is no rule for {', '.join(self.ties.unknown)}"
+        if self.ties.without_rule:
+            return f"there is no rule for {', '.join(self.ties.without_rule)}"
         plain = (SPATIAL, INPUT)
         reasons = list(dict.fromkeys(note.what for note in axes.frozen if note.what not in plain))
         failed = [why for why in reasons if why.startswith("failed its proof")]
@@ -298,8 +298,8 @@ def _try(trial: Trial) -> tuple[str | None, dict[str, str]]:
 
 def _little(axes: Axes) -> list[Note]:
     """A warning where sub-models are hardly smaller than the model."""
-    share = axes.parameters(SMALL) / axes.parameters()
-    what = f"sub-models of capacity {SMALL} keep {share:.0%} of them: little can be cut, see what is frozen and why"
+    share = axes.parameters(TYPICAL) / axes.parameters()
+    what = f"sub-models of capacity {TYPICAL} keep {share:.0%} of them: little can be cut, see what is frozen and why"
     return [Note("parameters", what)] if share > 0.5 else []
 
 

@@ -105,7 +105,7 @@ Span = Arc | Pick
 
 
 def pick(indices: Iterable[int], size: int) -> Span:
-    """An index list as a span; a contiguous one (wrapping allowed) becomes a :class:`Arc`."""
+    """An index list as a span; a contiguous one (wrapping allowed) becomes an :class:`Arc`."""
     try:
         values = indices.tolist() if isinstance(indices, np.ndarray | Tensor) else list(indices)
         chosen = () if bool in map(type, values) else tuple(map(index, values))
@@ -230,5 +230,5 @@ def fraction(value: Capacity, what: str) -> Fraction:
 def width(size: int, beta: Fraction, rounding: Rounding = "floor") -> int:
     """How many of ``size`` indices a client of capacity ``beta`` holds: ⌊βK⌋ or ⌈βK⌉, never below 1."""
     one_of("rounding", rounding, get_args(Rounding))
-    exact = beta * size
-    return max(1, math.ceil(exact) if rounding == "ceil" else math.floor(exact))
+    share = beta * size
+    return max(1, math.ceil(share) if rounding == "ceil" else math.floor(share))
