@@ -2,9 +2,9 @@
 
 HeteroFL's static batch norm normalises every training batch by its own mean and variance and keeps nothing,
 so clients of different widths never exchange statistics. To evaluate, one pass over training data records what
-every norm sees. Clients can do it each on their own data and send count, mean and variance
-a channel: pooling them is exact. Any model works whose batch norms have ``track_running_stats=False``, and so do
-sub-models that run from a traced graph.
+every norm sees: count, mean and variance a channel, which pool exactly (:meth:`Moments.pooled`) over batches and over
+clients. Any model works whose batch norms have ``track_running_stats=False``, and so do sub-models that run from a
+traced graph.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ def make_norm(kind: Norm, channels: int) -> nn.Module:
             return nn.Identity()
 
 
+def make_static(model: nn.Module) -> None:
+    """Let all batch norms of a model forget their running statistics, and keep none."""
+    for norm in model.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.track_running_stats = False
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+
+
 @dataclass(frozen=True)
 class Moments:
     """What one norm saw: number of values a channel, their mean and (biased) variance, shape ``(channels,)``."""
@@ -52,7 +60,7 @@ class Moments:
     variance: Tensor
 
     def pooled(self, other: Moments) -> Moments:
-        """Of both together, exactly."""
+        """The moments of what both saw, taken together; exact."""
         count = self.count + other.count
         share = other.count / count
         apart = other.mean - self.mean
@@ -117,25 +125,13 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
     return seen
 
 
-def pool(parts: Iterable[Statistics]) -> dict[str, Moments]:
-    """The statistics of all clients together."""
-    total: dict[str, Moments] = {}
-    for part in parts:
-        for name, moments in part.items():
-            total[name] = total[name].pooled(moments) if name in total else moments
-    return total
-
-
 def without_statistics(model: nn.Module) -> nn.Module:
     """A copy of a model, in evaluation mode, whose batch norms have no running statistics.
 
     Those of a traced graph keep what they have.
     """
     twin = copy.deepcopy(model).eval()
-    for norm in twin.modules():
-        if isinstance(norm, _BatchNorm):
-            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-            norm.track_running_stats = False
+    make_static(twin)
     return twin
 
 
