@@ -140,6 +140,19 @@ def test_a_client_counts_once() -> None:
         fold.add(0, part, window)
 
 
+def test_counting_a_client_in_is_refused_as_adding_is() -> None:
+    """A client whose part is among sums: named, once, and not where updates have an order."""
+    fold = Fold(MATRIX, base_of(MATRIX))
+    fold.count_in(0, WHOLE)
+    with pytest.raises(FedrolexError, match="client 0: has sent an update already"):
+        fold.count_in(0, WHOLE)
+    with pytest.raises(FedrolexError, match="client 1: rows of classes"):
+        fold.count_in(1, WHOLE, rows={"classes": [9]})
+    assert fold.clients == [0]
+    with pytest.raises(FedrolexError, match=r"updates one by one: use add\(\)"):
+        Fold(MATRIX, base_of(MATRIX), order=[0, 1]).count_in(0, WHOLE)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
