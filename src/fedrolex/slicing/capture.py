@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.complaints import one_line, quiet
-from fedrolex.slicing.inputs import Inputs, Limits, is_sentence
+from fedrolex.slicing.inputs import UNBOUNDED, Inputs, Limits, is_sentence
 from fedrolex.slicing.modes import twin
 
 PREFIX = "model."
@@ -168,9 +168,9 @@ def _limits(program: Any, inputs: Inputs) -> Limits:
                 continue
             allowed = program.range_constraints.get(size.node.expr)
             if allowed is not None:
-                low, high = int(allowed.lower), int(min(allowed.upper, 2**62))
+                low, high = int(allowed.lower), int(min(allowed.upper, UNBOUNDED))
                 found[place, dim] = (low if low > 2 else 0, high)
-    return {where: span for where, span in found.items() if span != (0, 2**62)}
+    return {where: span for where, span in found.items() if span != (0, UNBOUNDED)}
 
 
 # --- flattening: sub-graphs inlined, guards dropped, names without the wrapper's prefix ---

@@ -17,8 +17,9 @@ FEW = 2
 """Samples that are enough to compare a graph with its module, and to prove axes."""
 Place = tuple[int, int]
 """An input by its number, and one of its dimensions."""
+UNBOUNDED = 2**62
 Limits = dict[Place, tuple[int, int]]
-"""The smallest and the largest size that a dimension may have."""
+"""The smallest and the largest size that a dimension may have; 0 and :data:`UNBOUNDED` where there is none."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,15 @@ def bind(positional: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, An
     if twice is not None:
         raise TypeError(f"argument {twice} was given twice")
     return {**named, **kwargs}
+
+
+def limit_in_words(low: int, high: int) -> str:
+    """The sizes that a limit allows: ``7``, ``at least 5``, ``at most 100`` or ``5 to 100``."""
+    if low == high:
+        return str(low)
+    if high == UNBOUNDED:
+        return f"at least {low}"
+    return f"{low} to {high}" if low else f"at most {high}"
 
 
 def is_sentence(value: Tensor) -> bool:

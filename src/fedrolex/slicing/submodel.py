@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import TensorLayout
-from fedrolex.slicing.inputs import Inputs, Limits
+from fedrolex.slicing.inputs import Inputs, Limits, limit_in_words
 from fedrolex.slicing.layout import shape
 from fedrolex.slicing.program import Program, arguments_of, compiled, register
 
@@ -44,8 +44,7 @@ class Code:
             found = tensors[place].shape[dim]
             if not low <= found <= high:
                 name = f"dimension {dim} of {self.inputs.names[place]}"
-                span = f"{low}" if low == high else f"{low or 1} to {high}"
-                raise ValueError(f"{name} is {found}; this sub-model was traced for {span}")
+                raise ValueError(f"{name} is {found}; this sub-model was traced for {limit_in_words(low, high)}")
         with torch.set_grad_enabled(torch.is_grad_enabled()):  # restored even if a no_grad region raises
             return self.function(module, *tensors)
 

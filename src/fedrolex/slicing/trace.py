@@ -18,7 +18,7 @@ from fedrolex.slicing.capture import Captured, capture
 from fedrolex.slicing.complaints import one_line
 from fedrolex.slicing.fidelity import Beside, generic, unlike
 from fedrolex.slicing.infer import Unknown, freeze
-from fedrolex.slicing.inputs import FEW, Inputs, Limits
+from fedrolex.slicing.inputs import FEW, Inputs, Limits, limit_in_words
 from fedrolex.slicing.layout import show
 from fedrolex.slicing.modes import both_modes
 from fedrolex.slicing.program import Program
@@ -269,8 +269,8 @@ class _Trace:
         for mode in dict.fromkeys(self.modes.values()):
             notes.extend(Note("outputs", f"a {kind} cannot be taken apart and is left out") for kind in mode.left_out)
             for (place, dim), (low, high) in mode.limits.items():
-                allowed = str(low) if low == high else f"at most {high}" if low == 0 else f"{low} to {high}"
-                notes.append(Note(f"dimension {dim} of {self.inputs.names[place]}", f"must be {allowed}"))
+                what = f"must be {limit_in_words(low, high)}"
+                notes.append(Note(f"dimension {dim} of {self.inputs.names[place]}", what))
         return list(dict.fromkeys(notes))
 
     def _why_nothing(self, axes: Axes) -> str:
