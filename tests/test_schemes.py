@@ -9,6 +9,7 @@ import sys
 from fractions import Fraction
 from itertools import combinations, pairwise
 from math import comb
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,8 +300,9 @@ def test_a_contiguous_list_becomes_a_run(size: int, data: st.DataObject) -> None
 
 def test_windows_made_of_numpys_numbers_travel_as_json() -> None:
     """Rounds, offsets and sizes may be NumPy's whole numbers, which JSON does not know."""
-    rolled = Rolling(offset=lambda *_: np.int64(1)).window(one(8), round=np.int64(2), capacity="1/2")
-    for window in (rolled, Window({"k": Pick((np.int64(3), np.int64(1)), np.int64(8))})):
+    number: Any = np.int64
+    rolled = Rolling(offset=lambda *_: number(1)).window(one(8), round=number(2), capacity="1/2")
+    for window in (rolled, Window({"k": Pick((number(3), number(1)), number(8))})):
         assert Window.decode(json.loads(json.dumps(window.encode()))) == window
 
 

@@ -69,9 +69,6 @@ class Moments:
         return Moments(count, mean, variance)
 
 
-Statistics = Mapping[str, Moments]
-
-
 def static_norms(model: nn.Module) -> dict[str, _BatchNorm | GraphNorm]:
     """The batch norms of a model, or of a traced sub-model, that keep no running statistics, by name."""
     every = {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm | GraphNorm)}
@@ -103,7 +100,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
     """Run batches through a model in evaluation mode and record what its static norms see.
 
-    As long as they have no statistics they use the batch's, as in training: deeper norms see inputs that were
+    As long as norms have no statistics they use the batch's, as in training: deeper norms see inputs that were
     normalised batch by batch, so batches should be large and mixed. Dropout and scalers are off.
     """
     seen: dict[str, Moments] = {}
@@ -128,15 +125,15 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
 def without_statistics(model: nn.Module) -> nn.Module:
     """A copy of a model, in evaluation mode, whose batch norms have no running statistics.
 
-    Those of a traced graph keep what they have.
+    The norms of a traced graph (:class:`~fedrolex.slicing.submodel.GraphNorm`) keep what they have.
     """
     twin = copy.deepcopy(model).eval()
     make_static(twin)
     return twin
 
 
-def with_statistics(model: nn.Module, statistics: Statistics) -> nn.Module:
-    """A copy of a model, in evaluation mode, whose static norms use these statistics."""
+def with_statistics(model: nn.Module, statistics: Mapping[str, Moments]) -> nn.Module:
+    """A copy of a model, in evaluation mode, whose static norms use these statistics, by the norm's name."""
     twin = copy.deepcopy(model).eval()
     for name, norm in static_norms(twin).items():
         if name not in statistics:
@@ -157,7 +154,7 @@ class _Watching(TorchFunctionMode):
         self.by_batch: list[bool] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Everything is done as it would be."""
+        """Call the function as it is, and note what a batch norm takes."""
         kwargs = kwargs or {}
         if "batch_norm" in getattr(func, "__name__", ""):
             self.by_batch.append(bool(kwargs.get("training", args[5] if len(args) > 5 else True)))

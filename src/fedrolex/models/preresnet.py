@@ -64,7 +64,7 @@ class Scaler(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
+        """``x`` divided by the rate while training, else ``x``; same shape."""
         return x / self.rate if self.training and self.rate != 1 else x
 
 

@@ -30,8 +30,8 @@ class SingleDraws(TorchFunctionMode):
     """Watches out for single random numbers, with which models choose layers to leave out.
 
     Attributes:
-        as_one: whether they are 1 instead: a layer that is left out when the draw is small never is.
-        drawn: whether there was one.
+        as_one: whether 1 is given in place of such a number: a layer that a small draw leaves out never is.
+        drawn: whether such a number was drawn.
     """
 
     def __init__(self, *, as_one: bool) -> None:
@@ -103,7 +103,7 @@ def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Cap
     Raises:
         FedrolexError: the model does not accept the example, or cannot be exported; the line says why.
     """
-    draws = _accepts(_Call(twin(model, wanted), inputs), inputs)
+    draws = _draws_single_numbers(_Call(twin(model, wanted), inputs), inputs)
     wrapped, program = _export(model, inputs, wanted, draws)
     with quiet():
         unlifted = program.module(check_guards=False)
@@ -119,8 +119,8 @@ def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Cap
     return captured
 
 
-def _accepts(wrapped: nn.Module, inputs: Inputs) -> bool:
-    """Whether the model, which must take the example, draws single random numbers."""
+def _draws_single_numbers(wrapped: nn.Module, inputs: Inputs) -> bool:
+    """Whether the model draws single random numbers; raise where it does not take the example at all."""
     draws = SingleDraws(as_one=False)
     try:
         with torch.no_grad(), quiet(), draws:

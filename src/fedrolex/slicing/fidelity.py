@@ -61,7 +61,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run: what came out, what it wanted changed, what it changed."""
+    """One run of a module or of a graph: what came out, gradients of its parameters, its buffers afterwards."""
 
     structure: Any
     outputs: dict[str, Tensor]

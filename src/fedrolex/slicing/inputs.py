@@ -67,7 +67,7 @@ class Inputs:
         return Inputs(tuple(tensors), _at_least_two(tuple(tensors.values())), others, positional)
 
     def few(self) -> Inputs:
-        """The same with two samples, enough to compare and to prove; unchanged where tensors differ in their batch."""
+        """These inputs cut to two samples (:data:`FEW`); unchanged where tensors differ in the size of their batch."""
         sizes = {value.shape[0] for value in self.values if value.dim()}
         if len(sizes) != 1 or max(sizes) <= FEW:
             return self

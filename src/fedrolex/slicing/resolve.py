@@ -115,7 +115,7 @@ class Resolution:
         return result
 
     def _base_name(self, leaf: Unknown, members: Sequence[tuple[str, int]]) -> str:
-        """After the first tensor that writes the axis; parts of a dimension add what they are."""
+        """A name after the first tensor that writes the axis; a part of a dimension adds what the part is."""
         layers = {tensor for tensor, _ in self.ties.reads}
         writers = [m for m in members if m not in self.ties.reads and self.roles[m[0]] == "parameter"]
         tensor, dim = ([m for m in writers if m[0] in layers] or writers or list(members))[0]

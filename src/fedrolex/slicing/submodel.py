@@ -22,7 +22,7 @@ NORMS = "slicing_norms"  # where a sub-model has the batch norms of its evaluati
 
 @dataclass(frozen=True)
 class Code:
-    """How a sub-model runs in one mode: a graph, and the same as Python code."""
+    """How a sub-model runs in one mode: a graph, and the Python function made of that graph."""
 
     graph: fx.Graph
     function: Callable[..., tuple[Any, ...]]

@@ -114,12 +114,12 @@ class ExactFold(Fold):
         return {name: exact.total() for name, exact in self._exact.items()}
 
     def hull(self) -> Window:
-        """The window of a client that all others' lie in; where there is none, everything."""
+        """The window of one client that the windows of all others lie in; where there is none, everything."""
         return hull(self.axes, self.windows)
 
 
 def hull(axes: Axes, windows: Collection[Window]) -> Window:
-    """The one of some windows that all others lie in; where there is none, everything."""
+    """That one of ``windows`` which all others lie in; where there is none, everything."""
     widest = max(windows, key=axes.parameters, default=WHOLE)
     return widest if all(_inside(window, widest) for window in windows) else WHOLE
 

@@ -59,7 +59,7 @@ class Scalar:
 
 @dataclass
 class Walk:
-    """What belongs to one graph.
+    """What walking one graph found.
 
     Attributes:
         edits: node name to the call whose constants are really widths.
@@ -83,7 +83,7 @@ class Ties:
     Attributes:
         dims: dimensions of every tensor by its name.
         reads: (tensor, dimension) pairs that are contracted over.
-        walks: what belongs to each graph, in the order they were walked.
+        walks: what belongs to each graph alone, in the order they were walked.
     """
 
     dims: dict[str, tuple[Dim, ...]] = field(default_factory=dict)

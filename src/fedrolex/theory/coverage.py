@@ -17,7 +17,6 @@ from fedrolex.slicing import Axes, Capacity, Cat, Fixed, Layout, Prod, Ref, Sche
 from fedrolex.slicing.layout import has_axis, shape
 
 CHUNK = 1024  # windows counted at once
-Fleet = Sequence[Capacity]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Coverage:
         clients: clients in each round.
         nodes: share of the indices of all cut axes that were ever in a window.
         weights: share of the positions of all parameters that are cut that were ever trained.
-        matrices: the same for parameters cut along two or more dimensions: convolutions, linear layers.
+        matrices: that share of parameters cut along two or more dimensions alone: convolutions, linear layers.
         untouched: number of parameters never trained.
         mean: updates an average position of those matrices got.
         variation: standard deviation over mean of the updates per position of those matrices; 0 is even.
@@ -52,7 +51,7 @@ class Coverage:
 
 
 def coverage(
-    axes: Axes, scheme: Scheme, fleet: Fleet, rounds: int, progress: Callable[[int], None] | None = None
+    axes: Axes, scheme: Scheme, fleet: Sequence[Capacity], rounds: int, progress: Callable[[int], None] | None = None
 ) -> Coverage:
     """Count what ``fleet`` (one capacity a client) reaches in ``rounds`` rounds.
 
