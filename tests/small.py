@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedrolex import Axes, Axis, Window, trace
 from fedrolex.slicing import TensorLayout
-from fedrolex.slicing.axes import members_of
+from fedrolex.slicing.axis import members_of
 from fedrolex.slicing.layout import Fixed, Ref
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fedrolex.core import shuffle
-from fedrolex.slicing.axes import Axes, Axis
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.axis import Axis
 from fedrolex.slicing.layout import Ref
 from fedrolex.slicing.schemes import Random
 from fedrolex.slicing.windows import Span, Window, pick

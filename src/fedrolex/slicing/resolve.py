@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing.axes import Axis, Kind, Note, Role, TensorLayout, members_of
+from fedrolex.slicing.axis import Axis, Kind, Note, Role, TensorLayout, members_of
 from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, parts_of, unify, unknowns
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, has_axis
 from fedrolex.slicing.program import Change, Scale

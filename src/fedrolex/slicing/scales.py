@@ -7,7 +7,7 @@ number follows only where the code around it says what it is; every other one th
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedrolex.slicing.axes import Kind
+from fedrolex.slicing.axis import Kind
 from fedrolex.slicing.infer import Dim, Unknown, find, parts_of, product, size_of, unknowns
 from fedrolex.slicing.walk import Scalar, Summed
 

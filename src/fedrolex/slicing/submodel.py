@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing.axes import TensorLayout
+from fedrolex.slicing.axis import TensorLayout
 from fedrolex.slicing.inputs import Inputs, Limits, limit_in_words
 from fedrolex.slicing.layout import shape
 from fedrolex.slicing.program import Program, arguments_of, compiled, register

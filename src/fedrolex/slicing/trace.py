@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrolex.core import FedrolexError, check_words, in_one_line
-from fedrolex.slicing.axes import Axes, Kind, Note, Role
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.axis import Kind, Note, Role
 from fedrolex.slicing.capture import Captured, capture
 from fedrolex.slicing.complaints import one_line
 from fedrolex.slicing.fidelity import Beside, generic, unlike
