@@ -302,7 +302,7 @@ def test_windows_made_of_numpys_numbers_travel_as_json() -> None:
     """Rounds, offsets and sizes may be NumPy's whole numbers, which JSON does not know."""
     number: Any = np.int64
     rolled = Rolling(offset=lambda *_: number(1)).window(one(8), round=number(2), capacity="1/2")
-    for window in (rolled, Window({"k": Pick((number(3), number(1)), number(8))})):
+    for window in (rolled, Window({"k": pick(np.array([3, 1]), number(8))})):
         assert Window.decode(json.loads(json.dumps(window.encode()))) == window
 
 

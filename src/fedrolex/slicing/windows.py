@@ -167,7 +167,7 @@ class Window(Mapping[str, Span]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without the hash that is kept: hashes of names differ from process to process."""
-        return Window, (self._spans, self.wiring)
+        return type(self), (self._spans, self.wiring)
 
     def __repr__(self) -> str:
         def short(span: Span) -> str:
@@ -186,7 +186,7 @@ class Window(Mapping[str, Span]):
         return {
             name: [int(s.start), int(s.width), int(s.size)]
             if isinstance(s, Arc)
-            else {"pick": [int(i) for i in s.chosen], "size": int(s.size)}
+            else {"pick": list(s.chosen), "size": int(s.size)}
             for name, s in self._spans.items()
         }
 
