@@ -1,4 +1,4 @@
-"""Small models with width arguments, so that a cut can be compared with the same class built smaller."""
+"""Small models with width arguments, so that a cut can be compared with the same class built smaller; axes by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedrolex import Axes, Axis, Window, trace
 from fedrolex.slicing import TensorLayout
-from fedrolex.slicing.axes import members_of
+from fedrolex.slicing.axis import members_of
 from fedrolex.slicing.layout import Fixed, Ref
 
 
@@ -27,6 +27,22 @@ def hand_made(sizes: Mapping[str, int], tensors: Mapping[str, Sequence[str | int
     }
     members = members_of(layouts)
     return Axes({n: Axis(n, size, "width", members.get(n, ())) for n, size in sizes.items()}, layouts)
+
+
+MATRIX = hand_made(
+    {"out": 6, "in": 5, "classes": 4},
+    {"w": ["out", "in"], "b": ["out"], "head": ["classes", "out"], "k": ["out", "in", 3]},
+)
+
+
+def vector(size: int) -> Axes:
+    """Axes of one tensor ``v`` along one axis ``k``."""
+    return hand_made({"k": size}, {"v": ["k"]})
+
+
+def base_of(axes: Axes, fill: float | None = None) -> dict[str, Tensor]:
+    """Whole tensors for these axes, random or all of one value."""
+    return {n: torch.randn(axes.shape(n)) if fill is None else torch.full(axes.shape(n), fill) for n in axes.tensors}
 
 
 def same_as_built(

@@ -8,7 +8,7 @@ from small import Residual, residual_axes
 from torch import nn
 from traced_models import Attention
 
-from fedrolex import Axes, FedrolexError, Hints, Rolling, trace
+from fedrolex import Axes, FedrolexError, Hints, Rolling, Window, pick, trace
 from fedrolex.slicing import WHOLE
 
 
@@ -73,6 +73,15 @@ def test_a_layout_of_a_hundred_parts_inside_parts_can_be_used() -> None:
     assert axes.shape("t") == (1,)
     assert axes.take({"t": torch.ones(1)}, WHOLE)["t"].tolist() == [1.0]
     assert Axes.from_json(axes.to_json()).encode() == axes.encode()
+
+
+def test_a_part_without_indices_is_nothing_to_any_window() -> None:
+    dims = [{"cat": [{"cat": []}, "k"]}]
+    tensor = {"dims": dims, "role": "parameter", "reads": [], "floating": True}
+    data = {"format": 1, "axes": {"k": {"size": 4, "kind": "width"}}, "tensors": {"v": tensor}}
+    axes = Axes.decode({**data, "aliases": {}, "frozen": [], "notes": []})
+    for span in (pick([2, 0], 4), pick([1, 2], 4)):
+        assert axes.take({"v": torch.arange(4.0)}, Window({"k": span}))["v"].tolist() == span.indices().tolist()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedrolex import FedrolexError, Window
 from fedrolex.slicing import Arc, Cat, Fixed, Layout, Pick, Prod, Ref
 from fedrolex.slicing import layout as layouts
-from fedrolex.slicing.regions import regions
+from fedrolex.slicing.regions import region_of
 
 SIZES = {"a": 4, "b": 3}
 
@@ -61,13 +61,13 @@ def test_strided_blocks_are_the_positions(layout: Layout, sa: int, wa: int, sb: 
 
     runs = {"a": Arc(sa, wa, 4), "b": Arc(sb, wb, 3)}
     full = layouts.size(layout, SIZES)
-    region = regions("t", (layout,), SIZES, Window(runs))
+    region = region_of("t", (layout,), SIZES, Window(runs))
     wanted = layouts.positions(layout, SIZES, lambda axis: runs[axis].indices())
     taken = region.take(torch.arange(full))
     assert taken.tolist() == wanted.tolist()
     assert region.pieces is not None
     assert len(region.pieces[0]) <= 2 ** len(list(layouts.refs(layout))) * _leaves(layout)
-    picked = regions(
+    picked = region_of(
         "t", (layout,), SIZES, Window({n: Pick(tuple(r.indices().tolist()), r.size) for n, r in runs.items()})
     )
     assert picked.take(torch.arange(full)).tolist() == wanted.tolist()

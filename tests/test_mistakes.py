@@ -10,7 +10,21 @@ import torch
 from small import Residual, residual_axes
 from torch import nn
 
-from fedrolex import Axes, FedrolexError, Fold, Hints, Ordered, Rolling, Select, Window, coverage, pick, spread, trace
+from fedrolex import (
+    Axes,
+    FedrolexError,
+    Fold,
+    Hints,
+    Ordered,
+    RandomMiswired,
+    Rolling,
+    Select,
+    Window,
+    coverage,
+    pick,
+    spread,
+    trace,
+)
 from fedrolex.slicing import Arc
 
 MODEL, AXES = residual_axes()
@@ -82,6 +96,8 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: Rolling().window(AXES, round=0.5, capacity="1"), "round 0.5 is not a whole number"),  # type: ignore[arg-type]
     (lambda: Rolling().window(AXES, round="1", capacity="1"), "round '1' is not a whole number"),  # type: ignore[arg-type]
     (lambda: Rolling().window(MODEL, round=1, capacity="1"), "axes is a Residual"),  # type: ignore[arg-type]
+    (lambda: RandomMiswired().window(MODEL, round=1, capacity="1"), "axes is a Residual"),  # type: ignore[arg-type]
+    (lambda: RandomMiswired().window(AXES, round=0.5, capacity="1"), "round 0.5 is not a whole number"),  # type: ignore[arg-type]
     (lambda: Rolling(offset=3), "offset 3 is not a function"),  # type: ignore[arg-type]
     (lambda: AXES[None], "no axis None"),  # type: ignore[index]
     (lambda: AXES.freeze(["stem"]), "no axis ['stem']"),  # type: ignore[arg-type]
@@ -114,6 +130,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: pick([0.5, 1.7], 8), "a window of [0.5, 1.7]: give indices, whole numbers"),  # type: ignore[list-item]
     (lambda: pick("12", 8), "a window of '12': give indices"),  # type: ignore[arg-type]
     (lambda: pick(np.array([True, False]), 8), "those of a mask are mask.nonzero()"),
+    (lambda: pick([1, 2, 1], 8), "a window names index 1 twice"),
     (lambda: pick(None, 8), "a window of None"),  # type: ignore[arg-type]
     (lambda: pick([1], "8"), "an axis of '8'"),  # type: ignore[arg-type]
     (lambda: Window(None), "a window of a NoneType"),  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from fedrolex import FedrolexError, Hints, Recipe, Static, trace
 from fedrolex.clients import MODEL
 from fedrolex.models import PreResNet, preresnet18
-from fedrolex.models.norms import Norm, collect, norm_parameters, pool, static_norms, with_statistics
+from fedrolex.models.norms import Moments, Norm, collect, norm_parameters, static_norms, with_statistics
 from fedrolex.runs import Training, prepare
 from fedrolex.runs.checkpoint import read
 from fedrolex.runs.run import Run
@@ -57,8 +58,8 @@ def test_pooling_what_clients_send_is_what_one_place_with_all_data_would_have() 
     """A single norm, so that its inputs do not depend on how they are batched."""
     norm = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)).double()
     sizes = [5, 1, 11, 7]
-    sent = [collect(norm, part.split(4)) for part in IMAGES.double().split(sizes)]
-    pooled = pool(sent)["0"]
+    sent = [collect(norm, part.split(4))["0"] for part in IMAGES.double().split(sizes)]
+    pooled = reduce(Moments.pooled, sent)
     flat = IMAGES.transpose(0, 1).flatten(1).double()
     torch.testing.assert_close(pooled.mean, flat.mean(1), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(pooled.variance, flat.var(1, correction=0), rtol=1e-12, atol=1e-12)

@@ -50,6 +50,25 @@ def test_another_size_of_image_is_taken_where_the_code_does_not_ask() -> None:
         torch.testing.assert_close(axes.cut(model, WHOLE)(x), model(x))
 
 
+class Kernel(nn.Module):
+    """Words under a kernel of five."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.conv, self.out = nn.Embedding(11, 8), nn.Conv1d(8, 6, 5), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(self.conv(self.embed(x).transpose(1, 2)).mean(-1))
+
+
+def test_a_length_with_a_lower_limit_alone_has_no_upper_one_in_words() -> None:
+    model = Kernel()
+    axes = trace(model, torch.randint(0, 11, (2, 9)))
+    assert [(n.about, n.what) for n in axes.notes] == [("dimension 1 of x", "must be at least 5")]
+    with pytest.raises(ValueError, match="dimension 1 of x is 3; this sub-model was traced for at least 5"):
+        axes.cut(model, WHOLE)(torch.randint(0, 11, (2, 3)))
+
+
 class MeanOfSteps(Two):
     """Mean over time of sequences of floats, the number of steps taken from the input."""
 

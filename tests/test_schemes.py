@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import subprocess
+import sys
 from fractions import Fraction
 from itertools import combinations, pairwise
 from math import comb
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -290,6 +296,30 @@ def test_a_contiguous_list_becomes_a_run(size: int, data: st.DataObject) -> None
     contiguous = all((a + 1) % size == b for a, b in pairwise(chosen))
     assert isinstance(span, Arc) == contiguous
     assert Window.decode(Window({"k": span}).encode()) == Window({"k": span})
+
+
+def test_windows_made_of_numpys_numbers_travel_as_json() -> None:
+    """Rounds, offsets and sizes may be NumPy's whole numbers, which JSON does not know."""
+    number: Any = np.int64
+    rolled = Rolling(offset=lambda *_: number(1)).window(one(8), round=number(2), capacity="1/2")
+    for window in (rolled, Window({"k": pick(np.array([3, 1]), number(8))})):
+        assert Window.decode(json.loads(json.dumps(window.encode()))) == window
+
+
+def test_a_pickled_window_is_found_in_another_process() -> None:
+    """Hashes of names differ from process to process: one that was pickled would hide the window in every dict."""
+    window = Window({"k": Arc(0, 2, 4)})
+    hash(window)
+    code = (
+        "import pickle, sys; from fedrolex.slicing import Arc, Window;"
+        "sys.exit(Window({'k': Arc(0, 2, 4)}) not in {pickle.loads(sys.stdin.buffer.read())})"
+    )
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(window), check=True)
+
+
+def test_where_nothing_is_cut_everything_is_reached() -> None:
+    found = coverage(one(4).freeze("k"), Rolling(), ["1/2"], rounds=1)
+    assert (found.nodes, found.weights, found.matrices, found.untouched) == (1.0, 1.0, 1.0, 0)
 
 
 @pytest.mark.parametrize(

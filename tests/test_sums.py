@@ -60,7 +60,7 @@ def test_any_order_and_any_split_give_the_same_bits(order: list[int], owners: li
         folds[owners[number]].add(number, part, window, weight)
     together = ExactFold(axes(), base())
     for fold in folds:
-        together.merge(fold.parts(fold.hull()), fold.hull())
+        together.merge(fold.grades(fold.hull()), fold.hull())
     for name, wanted in straight.totals().items():
         assert torch.equal(together.totals()[name], wanted)
 

@@ -15,7 +15,7 @@ from fedrolex.cli.figures import check_figure, draw_axes
 from fedrolex.cli.options import Arguments, AsJson, Inputs
 from fedrolex.core import one_of
 from fedrolex.slicing import Axes, Rounding, exact, trace
-from fedrolex.slicing.axes import KINDS
+from fedrolex.slicing.axis import KINDS
 from fedrolex.slicing.rules.contractions import SPATIAL
 from fedrolex.slicing.trace import own_hints
 

@@ -26,7 +26,7 @@ from fedrolex.methods.settings import Weighting
 from fedrolex.methods.setup import Setup
 from fedrolex.rounds import Fleet, Round, Server, State
 from fedrolex.slicing import Ordered, Region, Scheme, exact
-from fedrolex.slicing.regions import regions
+from fedrolex.slicing.regions import region_of
 from fedrolex.tasks import masked
 
 
@@ -86,7 +86,7 @@ class OrderedDropout(LocalTraining):
             if width not in inside:
                 module = axes.cut(visit.network.module, ordered.window(axes, round=0, capacity=width))
                 own, within = dict(module.named_parameters()), ordered.inner(axes, job.capacity, width)
-                places = [regions(name, axes.tensors[name].dims, held, within) for name in slot.names]
+                places = [region_of(name, axes.tensors[name].dims, held, within) for name in slot.names]
                 inside[width] = Narrow(module, [own[name] for name in slot.names], places)
             begun = inside[width].begin(job.sent.get(statistics(width), {}))
             visit.sent |= {f"{statistics(width)} {name}": tensor for name, tensor in begun.items()}

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 class ColumnModel(nn.Module):
     """Models side by side that share nothing but their input; every score is the mean of theirs.
 
-    Where some columns have never seen some classes, the others answer in two stages. Columns that have seen every class
-    say how likely it is one of those (*rare*) classes, and which; all columns share out what is left among the common
-    classes. Rare classes then have the scores of the former columns. Where no column has seen every class, a class's
-    score is the mean over those that have seen it, or over all where none has.
+    Where some columns have never seen some (*rare*) classes, scores come in two stages. Columns that have seen every
+    class say how likely a rare class is, and which: rare classes have the mean scores of these columns. All columns
+    together share out what is left among the common classes. Where no column has seen every class, a class's score is
+    the mean over the columns that have seen the class, or over all columns where none has.
 
     Args:
         columns: the models; all take the same input and give scores of one shape.
@@ -26,7 +26,7 @@ class ColumnModel(nn.Module):
         self.columns = nn.ModuleList(columns)
         told = seen is not None and bool((seen.any(0) & ~seen.all(0)).any())
         self.register_buffer("seen", seen if told else None)
-        self._known = seen is not None and bool(seen.all(1).any())
+        self._one_has_seen_all = seen is not None and bool(seen.all(1).any())
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores, of the shape of a column's."""
@@ -34,7 +34,7 @@ class ColumnModel(nn.Module):
         if self.seen is None:
             return scores.mean(0)
         common = self.seen.all(0)
-        if not self._known:
+        if not self._one_has_seen_all:
             heard = self.seen | ~self.seen.any(0)
             counted = heard.view(len(heard), *(1,) * (scores.dim() - 2), -1).to(scores)
             return (scores * counted).sum(0) / counted.sum(0)

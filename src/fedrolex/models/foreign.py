@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.core import FedrolexError
 from fedrolex.models.image_models import ImageModel
+from fedrolex.models.norms import make_static
 
 
 def takes_classes(build: Callable[..., Any]) -> bool:
@@ -23,7 +23,7 @@ def takes_classes(build: Callable[..., Any]) -> bool:
 
 
 def foreign(build: Callable[..., Any], asked: ImageModel) -> Any:
-    """The model for so many classes, and an example of its images; with ``static`` norms it keeps no statistics."""
+    """The model that ``build`` makes for the classes asked for, with an example of its images and norms as asked."""
     for name, plain, now in (("task.width", None, asked.width), ("fleet.server_scale", 1, asked.scale)):
         if now != plain:
             remedy = "write a function of a fedrolex.ImageModel that makes it as wide as is asked, and name that"
@@ -42,11 +42,3 @@ def _example(asked: ImageModel) -> Tensor:
     """Two images of the size the model is made for."""
     shape = (2, asked.channels, asked.size, asked.size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-def make_static(model: nn.Module) -> None:
-    """Let all batch norms of a model forget their running statistics, and keep none."""
-    for norm in model.modules():
-        if isinstance(norm, _BatchNorm):
-            norm.track_running_stats = False
-            norm.running_mean = norm.running_var = norm.num_batches_tracked = None

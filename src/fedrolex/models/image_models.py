@@ -47,7 +47,7 @@ def convnet(asked: ImageModel) -> nn.Module:
 
 
 def lenet(asked: ImageModel) -> nn.Module:
-    """LeNet."""
+    """LeNet, as wide as asked."""
     if asked.size < 16:
         raise FedrolexError(f"task.model lenet needs images of at least 16 × 16, not {asked.size} × {asked.size}")
     return LeNet(asked.classes, asked.channels, asked.size, asked.wide(6))
@@ -61,7 +61,7 @@ resnet8, resnet14, resnet20, resnet32 = (partial(_resnet, depth) for depth in (8
 
 
 def vgg11(asked: ImageModel) -> nn.Module:
-    """VGG-11."""
+    """VGG-11, as wide as asked, with the norms asked for."""
     return VGG(asked.classes, asked.channels, asked.size, asked.wide(64), asked.norm)
 
 

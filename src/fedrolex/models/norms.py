@@ -2,9 +2,9 @@
 
 HeteroFL's static batch norm normalises every training batch by its own mean and variance and keeps nothing,
 so clients of different widths never exchange statistics. To evaluate, one pass over training data records what
-every norm sees. Clients can do it each on their own data and send count, mean and variance
-a channel: pooling them is exact. Any model works whose batch norms have ``track_running_stats=False``, and so do
-sub-models that run from a traced graph.
+every norm sees: count, mean and variance a channel, which pool exactly (:meth:`Moments.pooled`) over batches and over
+clients. Any model works whose batch norms have ``track_running_stats=False``, and so do sub-models that run from a
+traced graph.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ def make_norm(kind: Norm, channels: int) -> nn.Module:
             return nn.Identity()
 
 
+def make_static(model: nn.Module) -> None:
+    """Let all batch norms of a model forget their running statistics, and keep none."""
+    for norm in model.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.track_running_stats = False
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+
+
 @dataclass(frozen=True)
 class Moments:
     """What one norm saw: number of values a channel, their mean and (biased) variance, shape ``(channels,)``."""
@@ -52,16 +60,13 @@ class Moments:
     variance: Tensor
 
     def pooled(self, other: Moments) -> Moments:
-        """Of both together, exactly."""
+        """The moments of what both saw, taken together; exact."""
         count = self.count + other.count
         share = other.count / count
         apart = other.mean - self.mean
         mean = self.mean + apart * share
         variance = self.variance * (1 - share) + other.variance * share + apart.square() * share * (1 - share)
         return Moments(count, mean, variance)
-
-
-Statistics = Mapping[str, Moments]
 
 
 def static_norms(model: nn.Module) -> dict[str, _BatchNorm | GraphNorm]:
@@ -95,7 +100,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
     """Run batches through a model in evaluation mode and record what its static norms see.
 
-    As long as they have no statistics they use the batch's, as in training: deeper norms see inputs that were
+    As long as norms have no statistics they use the batch's, as in training: deeper norms see inputs that were
     normalised batch by batch, so batches should be large and mixed. Dropout and scalers are off.
     """
     seen: dict[str, Moments] = {}
@@ -117,30 +122,18 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
     return seen
 
 
-def pool(parts: Iterable[Statistics]) -> dict[str, Moments]:
-    """The statistics of all clients together."""
-    total: dict[str, Moments] = {}
-    for part in parts:
-        for name, moments in part.items():
-            total[name] = total[name].pooled(moments) if name in total else moments
-    return total
-
-
 def without_statistics(model: nn.Module) -> nn.Module:
     """A copy of a model, in evaluation mode, whose batch norms have no running statistics.
 
-    Those of a traced graph keep what they have.
+    The norms of a traced graph (:class:`~fedrolex.slicing.submodel.GraphNorm`) keep what they have.
     """
     twin = copy.deepcopy(model).eval()
-    for norm in twin.modules():
-        if isinstance(norm, _BatchNorm):
-            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-            norm.track_running_stats = False
+    make_static(twin)
     return twin
 
 
-def with_statistics(model: nn.Module, statistics: Statistics) -> nn.Module:
-    """A copy of a model, in evaluation mode, whose static norms use these statistics."""
+def with_statistics(model: nn.Module, statistics: Mapping[str, Moments]) -> nn.Module:
+    """A copy of a model, in evaluation mode, whose static norms use these statistics, by the norm's name."""
     twin = copy.deepcopy(model).eval()
     for name, norm in static_norms(twin).items():
         if name not in statistics:
@@ -161,7 +154,7 @@ class _Watching(TorchFunctionMode):
         self.by_batch: list[bool] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Everything is done as it would be."""
+        """Call the function as it is, and note what a batch norm takes."""
         kwargs = kwargs or {}
         if "batch_norm" in getattr(func, "__name__", ""):
             self.by_batch.append(bool(kwargs.get("training", args[5] if len(args) > 5 else True)))

@@ -64,7 +64,7 @@ class Scaler(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
+        """``x`` divided by the rate while training, else ``x``; same shape."""
         return x / self.rate if self.training and self.rate != 1 else x
 
 
@@ -72,7 +72,7 @@ def _scaler(plan: Plan, own: int, full: int) -> nn.Module:
     return Scaler(own / full) if plan.scaler else nn.Identity()
 
 
-class Block(nn.Module):
+class PreactivationBlock(nn.Module):
     """Norm, ReLU, 3×3, norm, ReLU, 3×3, plus the shortcut: the identity or, to ``project``, a 1×1 convolution.
 
     Channels in, between the two convolutions, and out are pairs: (own, full).
@@ -123,7 +123,7 @@ class PreResNet(nn.Module):
             for block in range(count):
                 inner = wide(f"inner{stage}.{block}", widths[stage])
                 first = block == 0 and stage > 0
-                layers.append(Block(plan, before, inner, streams[stage], 2 if first else 1, project=first))
+                layers.append(PreactivationBlock(plan, before, inner, streams[stage], 2 if first else 1, project=first))
                 before = streams[stage]
             self.stages.append(nn.Sequential(*layers))
         self.scale, self.norm = _scaler(plan, *before), make_norm(plan.norm, before[0])

@@ -12,7 +12,7 @@ from fedrolex.core import FedrolexError
 from fedrolex.models.norms import Norm, make_norm
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """3×3, norm, ReLU, 3×3, norm, plus the shortcut, ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
@@ -48,7 +48,7 @@ class ResNet(nn.Module):
         before = width
         for stage in range(3):
             for block in range((depth - 2) // 6):
-                layers.append(Block(before, width * 2**stage, 2 if stage and not block else 1, norm))
+                layers.append(ResidualBlock(before, width * 2**stage, 2 if stage and not block else 1, norm))
                 before = width * 2**stage
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Linear(before, classes)

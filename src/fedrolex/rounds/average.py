@@ -108,11 +108,11 @@ class Average:
         self._finite = {id(tensor): tensor for tensors in new.values() for tensor in tensors.values()}
         return new
 
-    def add_sums(self, section: str, job: Job, parts: Mapping[str, Grades], window: Window) -> None:
+    def add_sums(self, section: str, job: Job, sums: Mapping[str, Grades], window: Window) -> None:
         """Take in what somebody else has added up of a section, a job's first or later one, cut to a window."""
         fold = self._fold(section, job)
         assert isinstance(fold, ExactFold)
-        fold.merge(parts, window)
+        fold.merge(sums, window)
 
     def sums(self) -> dict[str, ExactFold]:
         """What has been added up so far, by section, where sums are ``exact``."""

@@ -10,8 +10,9 @@ In short::
     axes.load(model, fold.average())
 """
 
-from fedrolex.slicing.axes import Axes, Axis, Note, TensorLayout
-from fedrolex.slicing.capture import one_line
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.axis import Axis, Note, TensorLayout
+from fedrolex.slicing.complaints import one_line
 from fedrolex.slicing.fold import Fold
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, refs
 from fedrolex.slicing.published import RandomMiswired

@@ -12,15 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedrolex.core import FedrolexError
+from fedrolex.core.errors import did_you_mean
 from fedrolex.slicing import layout as layouts
+from fedrolex.slicing.axis import KINDS, Axis, Note, Role, TensorLayout, members_of
 from fedrolex.slicing.layout import Fixed, Layout
-from fedrolex.slicing.regions import Region, regions
+from fedrolex.slicing.regions import Region, region_of
 from fedrolex.slicing.windows import WHOLE, Capacity, Rounding, Window, exact, width
 
 FORMAT = 1
@@ -28,58 +30,6 @@ REMEMBERED = 2**14
 WINDOW = "slicing_window"  # where a sub-model has the window it was cut by, as plain data
 
 Tensors = Mapping[str, Tensor]
-Role = Literal["parameter", "buffer", "constant"]
-Kind = Literal["width", "heads", "groups", "factor", "rows", "outputs"]
-KINDS: dict[str, str] = {
-    "width": "cut to the client's capacity",
-    "heads": "independent products, kept: the dimensions inside are cut",
-    "groups": "independent groups, kept: the channels inside are cut",
-    "factor": "one of several factors of a dimension, kept: the largest is cut",
-    "rows": "looked up by number, kept unless a window selects from them",
-    "outputs": "classes, kept unless a window selects from them",
-}
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Indices that several dimensions share.
-
-    Attributes:
-        name: unique in its model.
-        size: number of indices K.
-        kind: ``width`` axes are cut by capacity; the others stay whole unless a window selects from them.
-        members: the (tensor, dimension) pairs it appears in, in the model's order.
-    """
-
-    name: str
-    size: int
-    kind: Kind
-    members: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class TensorLayout:
-    """One tensor of the model.
-
-    Attributes:
-        dims: what each dimension is made of.
-        role: ``parameter``, ``buffer`` (state of the module) or ``constant`` (made by its code).
-        reads: dimensions that are summed over when the tensor is used, i.e. its input side.
-        floating: whether its values are real numbers (others are never averaged).
-    """
-
-    dims: tuple[Layout, ...]
-    role: Role
-    reads: tuple[int, ...] = ()
-    floating: bool = True
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something the trace wants its user to know: a frozen dimension, a scalar, a limit."""
-
-    about: str
-    what: str
 
 
 class Builder(Protocol):
@@ -144,7 +94,7 @@ class Axes:
     def layout(self, tensor: str) -> TensorLayout:
         """The layout of a tensor by name."""
         if tensor not in self.tensors:
-            raise FedrolexError(f"the model has no tensor {tensor!r}")
+            raise FedrolexError(f"the model has no tensor {tensor!r}{did_you_mean(tensor, list(self.tensors))}")
         return self.tensors[tensor]
 
     def counted(self, tensor: str) -> tuple[Layout, ...]:
@@ -174,7 +124,8 @@ class Axes:
             raise FedrolexError(f"window is a {type(window).__name__}: {remedy}")
         for name in window:
             if name not in self.axes:
-                raise FedrolexError(f"window names axis {name!r}, which this model does not have")
+                near = did_you_mean(name, list(self.axes))
+                raise FedrolexError(f"window names axis {name!r}, which this model does not have{near}")
             if window[name].size != (size := self.axes[name].size):
                 raise FedrolexError(f"window takes axis {name!r} for one of {window[name].size} indices; it has {size}")
 
@@ -208,16 +159,17 @@ class Axes:
             if len(self._regions) >= REMEMBERED:
                 self._regions.clear()
             dims = self.counted(tensor) if counts else self.layout(tensor).dims
-            found = self._regions[key] = regions(tensor, dims, self.full, window)
+            found = self._regions[key] = region_of(tensor, dims, self.full, window)
         return found
 
     def take(self, state: Tensors, window: Window, out: Tensors | None = None) -> dict[str, Tensor]:
         """The window's part of every tensor of ``state``, as new tensors or copied into ``out``."""
         self._check(window)
         self.check_whole(state)
-        own = {} if out is None else check_named(out)
-        for name in state if out is not None else ():
-            self.fits(name, own.get(name), window)
+        if out is not None:
+            own = check_named(out)
+            for name in state:
+                self.fits(name, own.get(name), window)
         with torch.no_grad():
             return {
                 name: self.region(name, window).take(tensor, None if out is None else out[name])
@@ -388,13 +340,3 @@ def check_named(tensors: object) -> Tensors:
     if not isinstance(tensors, Mapping):
         raise FedrolexError(f"state is a {type(tensors).__name__}: give tensors by name, e.g. axes.state(model)")
     return tensors
-
-
-def members_of(tensors: Mapping[str, TensorLayout]) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Axis name to the (tensor, dimension) pairs that mention it."""
-    found: dict[str, dict[tuple[str, int], None]] = {}
-    for name, tensor in tensors.items():
-        for dim, layout in enumerate(tensor.dims):
-            for axis in layouts.refs(layout):
-                found.setdefault(axis, {})[name, dim] = None
-    return {axis: tuple(pairs) for axis, pairs in found.items()}

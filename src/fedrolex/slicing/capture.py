@@ -7,13 +7,8 @@ names of layers beyond those of its tensors. Training and evaluation are two gra
 from __future__ import annotations
 
 import contextlib
-import copy
-import io
 import itertools
-import logging
 import operator
-import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,23 +19,19 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing.inputs import Inputs, is_sentence
+from fedrolex.slicing.complaints import one_line, quiet
+from fedrolex.slicing.inputs import UNBOUNDED, Inputs, Limits, is_sentence
+from fedrolex.slicing.modes import twin
 
 PREFIX = "model."
-REMEDIES = {
-    "data-dependent": "its control flow depends on values: use torch.where, or keep that part out of forward",
-    "required positional argument": "give all arguments of forward, as a tuple or by name",
-    "were given": "a batch of (inputs, labels)? Give the inputs only",
-    "'indices'": "does it take integers? Give an integer tensor, e.g. --input 2x20:int64:1000",
-}
 
 
 class SingleDraws(TorchFunctionMode):
     """Watches out for single random numbers, with which models choose layers to leave out.
 
     Attributes:
-        as_one: whether they are 1 instead: a layer that is left out when the draw is small never is.
-        drawn: whether there was one.
+        as_one: whether 1 is given in place of such a number: a layer that a small draw leaves out never is.
+        drawn: whether such a number was drawn.
     """
 
     def __init__(self, *, as_one: bool) -> None:
@@ -92,7 +83,7 @@ class Captured:
         tensors: every tensor the graph reads that is not an input, by name.
         modules: sub-graphs that higher-order operators call, by name.
         out_spec: how the flat outputs form what the model returned.
-        limits: (input, dimension) to the smallest and largest size the graph is right for.
+        limits: the sizes of inputs that the graph is right for.
         left_out: types of outputs that are not part of the graph.
         whole_layers: whether single random numbers were taken as 1 (:class:`SingleDraws`), for lack of another way.
     """
@@ -101,61 +92,9 @@ class Captured:
     tensors: dict[str, Tensor]
     modules: dict[str, nn.Module] = field(default_factory=dict)
     out_spec: Any = None
-    limits: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    limits: Limits = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     whole_layers: bool = False
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep torch's own warnings and logs about tracing from a user who asked for axes."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def modes_of(model: nn.Module) -> dict[str, bool]:
-    """Whether each sub-module is in training, by its name."""
-    return {name: module.training for name, module in model.named_modules()}
-
-
-def both_modes(model: nn.Module) -> tuple[dict[str, bool], dict[str, bool]]:
-    """The modes for training (as they are, if the model trains; else as ``train()`` makes them) and for evaluation."""
-    other = twin(model, {})
-    return modes_of(model if model.training else other), modes_of(other.eval())
-
-
-def twin(model: nn.Module, wanted: Mapping[str, bool], state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A copy of the model with its sub-modules in the modes ``wanted``, switched as a user does it.
-
-    Sub-modules that ``wanted`` does not name are as ``train()`` leaves them. A model may keep in evaluation what it
-    computed from its weights, and forget it when it is told to train: so the copy trains first, then gets its
-    weights (``state``), and then goes where it is wanted.
-
-    Raises:
-        FedrolexError: the model cannot be copied.
-    """
-    try:
-        made = copy.deepcopy(model)
-    except Exception as failure:
-        raise FedrolexError(f"the model cannot be copied ({one_line(failure)})") from failure
-    made.train()
-    own = {**dict(made.named_parameters()), **dict(made.named_buffers())}
-    with torch.no_grad():
-        for name, value in (state or {}).items():
-            own[name].copy_(value)
-    for name, module in made.named_modules():
-        if module.training and not wanted.get(name, True):
-            module.eval()
-        elif not module.training and wanted.get(name, False):
-            module.train()
-    return made
 
 
 def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Captured:
@@ -164,7 +103,7 @@ def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Cap
     Raises:
         FedrolexError: the model does not accept the example, or cannot be exported; the line says why.
     """
-    draws = _accepts(_Call(twin(model, wanted), inputs), inputs)
+    draws = _draws_single_numbers(_Call(twin(model, wanted), inputs), inputs)
     wrapped, program = _export(model, inputs, wanted, draws)
     with quiet():
         unlifted = program.module(check_guards=False)
@@ -180,19 +119,8 @@ def capture(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool]) -> Cap
     return captured
 
 
-def one_line(error: BaseException) -> str:
-    """The first telling line of an exception's message, with the user's line of code where there is one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    text = text if len(text) <= 240 else text[:237] + "..."
-    places = re.findall(r'File "([^"]+)", line (\d+), in forward', str(error))
-    own = [place for place in places if "/torch/" not in place[0]]
-    text = f"{text} ({own[-1][0].rpartition('/')[2]} line {own[-1][1]})" if own else text
-    return text + next((f"; {remedy}" for said, remedy in REMEDIES.items() if said in str(error).lower()), "")
-
-
-def _accepts(wrapped: nn.Module, inputs: Inputs) -> bool:
-    """Whether the model, which must take the example, draws single random numbers."""
+def _draws_single_numbers(wrapped: nn.Module, inputs: Inputs) -> bool:
+    """Whether the model draws single random numbers; raise where it does not take the example at all."""
     draws = SingleDraws(as_one=False)
     try:
         with torch.no_grad(), quiet(), draws:
@@ -227,10 +155,10 @@ def _export(model: nn.Module, inputs: Inputs, wanted: Mapping[str, bool], draws:
     raise FedrolexError(f"the model cannot be traced by torch.export: {one_line(failure)}") from failure
 
 
-def _limits(program: Any, inputs: Inputs) -> dict[tuple[int, int], tuple[int, int]]:
+def _limits(program: Any, inputs: Inputs) -> Limits:
     """Sizes the exported graph is right for: the batch, and what export says about free sizes."""
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+    found: Limits = {}
     for place, (name, example) in enumerate(zip(program.graph_signature.user_inputs, inputs.values, strict=True)):
         traced = placeholders[name].meta["val"]
         for dim, size in enumerate(traced.shape):
@@ -240,12 +168,12 @@ def _limits(program: Any, inputs: Inputs) -> dict[tuple[int, int], tuple[int, in
                 continue
             allowed = program.range_constraints.get(size.node.expr)
             if allowed is not None:
-                low, high = int(allowed.lower), int(min(allowed.upper, 2**62))
+                low, high = int(allowed.lower), int(min(allowed.upper, UNBOUNDED))
                 found[place, dim] = (low if low > 2 else 0, high)
-    return {where: span for where, span in found.items() if span != (0, 2**62)}
+    return {where: span for where, span in found.items() if span != (0, UNBOUNDED)}
 
 
-# --- flattening: higher-order regions inlined, guards dropped, names without the wrapper's prefix ---
+# --- flattening: sub-graphs inlined, guards dropped, names without the wrapper's prefix ---
 
 
 def _flatten(module: fx.GraphModule, given: Iterator[Any], into: Captured, path: str = "") -> list[Any]:
@@ -261,9 +189,9 @@ def _flatten(module: fx.GraphModule, given: Iterator[Any], into: Captured, path:
 
 
 def _copy(module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], into: Captured, path: str) -> None:
-    """Copy one node into the flat graph, inlining regions that only switch gradients or autocast off.
+    """Copy one node into the flat graph, inlining sub-graphs that only switch gradients or autocast off.
 
-    Other regions (a scan, a branch) are kept as they are: their operands will be frozen.
+    Other sub-graphs (a scan, a branch) are kept as they are: their operands will be frozen.
     """
 
     def known(n: fx.Node) -> Any:
@@ -303,7 +231,7 @@ def _copy(module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], int
 
 def _inline(node: fx.Node, values: dict[fx.Node, Any], into: Captured, gradients: bool) -> None:
     place = next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node) and isinstance(values[arg], tuple))
-    region, path = values[node.args[place]]  # type: ignore[index]
+    subgraph, path = values[node.args[place]]  # type: ignore[index]
     enabled = node.args[0] if gradients else node.args[2]
     if not gradients and enabled:
         raise FedrolexError("the model switches autocast on inside forward: trace it without, put autocast around it")
@@ -312,22 +240,7 @@ def _inline(node: fx.Node, values: dict[fx.Node, Any], into: Captured, gradients
     if gradients:
         before = graph.call_function(torch.is_grad_enabled)
         graph.call_function(torch._C._set_grad_enabled, (enabled,))
-    values[node] = _flatten(region, given, into, path)
+    values[node] = _flatten(subgraph, given, into, path)
     into.modules.pop(path[:-1], None)
     if gradients:
         graph.call_function(torch._C._set_grad_enabled, (before,))
-
-
-def register(root: nn.Module, name: str, value: Any, *, persistent: bool = False) -> None:
-    """Give ``root`` a parameter, buffer or module under a dotted name, making the modules in between."""
-    *path, last = name.split(".")
-    for step in path:
-        if not hasattr(root, step):
-            root.add_module(step, nn.Module())
-        root = getattr(root, step)
-    if isinstance(value, nn.Parameter):
-        root.register_parameter(last, value)
-    elif isinstance(value, Tensor):
-        root.register_buffer(last, value, persistent=persistent)
-    elif not hasattr(root, last):
-        root.add_module(last, value)

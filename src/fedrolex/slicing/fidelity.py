@@ -15,9 +15,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from fedrolex.slicing.capture import Captured, SingleDraws, one_line, quiet, register, twin
+from fedrolex.slicing.capture import Captured, SingleDraws
+from fedrolex.slicing.complaints import one_line, quiet
 from fedrolex.slicing.inputs import Inputs
-from fedrolex.slicing.program import Program, compiled
+from fedrolex.slicing.modes import twin
+from fedrolex.slicing.program import Program, compiled, register
 
 
 def generic(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -59,7 +61,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run: what came out, what it wanted changed, what it changed."""
+    """One run of a module or of a graph: what came out, gradients of its parameters, its buffers afterwards."""
 
     structure: Any
     outputs: dict[str, Tensor]
@@ -117,8 +119,8 @@ class Beside:
                 register(holder, name, nn.Parameter(value, requires_grad=original.requires_grad))
             else:
                 register(holder, name, value.clone())
-        for name, region in self.captured.modules.items():
-            register(holder, name, region)
+        for name, subgraph in self.captured.modules.items():
+            register(holder, name, subgraph)
         return holder
 
     @cached_property

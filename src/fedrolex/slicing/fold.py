@@ -8,7 +8,8 @@ A :class:`Fold` streams: it keeps one sum and one (smaller) count a tensor, what
 """
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from numbers import Real
@@ -20,7 +21,7 @@ from torch import Tensor
 from fedrolex.core import FedrolexError
 from fedrolex.slicing.axes import Axes, Tensors
 from fedrolex.slicing.layout import refs, shape
-from fedrolex.slicing.regions import regions
+from fedrolex.slicing.regions import region_of
 from fedrolex.slicing.rows import Rows, trained_rows
 from fedrolex.slicing.windows import Span, Window, pick
 
@@ -28,6 +29,7 @@ PENDING = 16
 Normaliser = Literal["per_position", "cohort", "expected"]
 Weight = float | Mapping[str, float]
 SENT, SKIPPED = "has sent an update", "was skipped"
+ONE_BY_ONE = "a fold with an order takes updates one by one: use add()"
 WEIGHTS = torch.finfo(torch.float32)  # sums are taken in it
 
 
@@ -95,7 +97,7 @@ class Fold:
         """Fold in what one client sends back. A bad update raises and changes nothing.
 
         Args:
-            client: its id; each client counts once.
+            client: the client's id; each client counts once.
             part: the window's part of every floating tensor of ``base``; integer tensors are ignored.
             window: the window this client was given.
             weight: the client's weight, or one for each tensor.
@@ -117,8 +119,11 @@ class Fold:
 
     def count_in(self, client: Hashable, window: Window, weight: float = 1.0, rows: Rows | None = None) -> None:
         """Count a client whose part is among the sums of :meth:`add_sums`; for the arguments see :meth:`add`."""
-        self._check_client(client)
-        update = _Update(None, window, weight, trained_rows(rows, self.axes))
+        if self._order is not None:
+            raise FedrolexError(ONE_BY_ONE)
+        with _naming(client):
+            self._check_client(client)
+            update = _Update(None, window, weight, trained_rows(rows, self.axes))
         self._heard[client] = SENT
         self._fold(update)
         self.clients.append(client)
@@ -142,7 +147,7 @@ class Fold:
         before anything is changed.
         """
         if self._order is not None:
-            raise FedrolexError("a fold with an order takes one update at a time")
+            raise FedrolexError(ONE_BY_ONE)
         given = (clients, parts, weights, clients if rows is None else rows)
         if not all(isinstance(each, Sized) and len(each) == len(clients) > 0 for each in given):
             raise FedrolexError("give every client, at least one, its part, its weight and, if any, its rows")
@@ -176,10 +181,8 @@ class Fold:
 
     def skip(self, client: Hashable) -> None:
         """Say that a client of ``order`` will not report."""
-        try:
+        with _naming(client):
             self._check_client(client)
-        except FedrolexError as error:
-            raise FedrolexError(f"client {client!r}: {error}") from None
         if self._order is None:
             raise FedrolexError("a fold without an order waits for nobody: there is no client to skip")
         self._heard[client] = SKIPPED
@@ -190,10 +193,8 @@ class Fold:
         self, client: Hashable, part: Tensors, window: Window, weight: Weight = 1.0, rows: Rows | None = None
     ) -> None:
         """Raise, in one line that names the client, if :meth:`add` would not take this update."""
-        try:
+        with _naming(client):
             self._check(client, part, window, weight, rows)
-        except FedrolexError as error:
-            raise FedrolexError(f"client {client!r}: {error}") from None
 
     def _check_client(self, client: Hashable) -> None:
         """Raise unless the client may be added or skipped now."""
@@ -217,8 +218,7 @@ class Fold:
         if odd:
             raise FedrolexError(f"tensor {odd[0]!r} is {'unknown' if odd[0] in sent else 'missing'}")
         for name in self.base:
-            tensor = part[name]
-            self.axes.fits(name, tensor, window)
+            self.axes.fits(name, part[name], window)
             _weight(weight, name)
         trained_rows(rows, self.axes)
 
@@ -283,7 +283,7 @@ class Fold:
                 return None
             inside[axis] = pick(places, len(held))
             outside[axis] = pick([held[place] for place in places], size)
-        within = regions(name, self.axes.tensors[name].dims, self.axes.widths(window), Window(inside))
+        within = region_of(name, self.axes.tensors[name].dims, self.axes.widths(window), Window(inside))
         return None if part is None else within.take(part), Window(outside)
 
     # --- giving the result out ---
@@ -335,6 +335,15 @@ class Fold:
         return torch.where(counts == 0, base, (base + step).to(base.dtype))
 
 
+@contextmanager
+def _naming(client: Hashable) -> Iterator[None]:
+    """Inside, every mistake is said of this client."""
+    try:
+        yield
+    except FedrolexError as error:
+        raise FedrolexError(f"client {client!r}: {error}") from None
+
+
 def _ids(clients: Iterable[Hashable]) -> list[Hashable]:
     """Ids of clients; raise, in one line, where one is there twice, or cannot be looked up."""
     try:
@@ -343,7 +352,7 @@ def _ids(clients: Iterable[Hashable]) -> list[Hashable]:
     except TypeError as error:
         raise FedrolexError(f"the ids of clients are numbers or words, a list of them: {error}") from None
     if twice is not None:
-        raise FedrolexError(f"the order of the fold names client {twice!r} twice")
+        raise FedrolexError(f"the list of clients names client {twice!r} twice: each is added or skipped once")
     return found
 
 

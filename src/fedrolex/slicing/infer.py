@@ -24,13 +24,13 @@ class Unknown:
         size: number of indices.
         frozen: why these indices must stay whole, or None.
         bound: the structure this turned out to have, or None.
-        roles: how operations used it: ``heads``, ``groups``, ``rows``, ``outputs``, ``qk``, ``v``.
+        uses: how operations use the indices: ``heads``, ``groups``, ``rows``, ``outputs``, ``qk``, ``v``.
     """
 
     size: int
     frozen: str | None = None
     bound: Dim | None = None
-    roles: set[str] = field(default_factory=set)
+    uses: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,10 +105,10 @@ def freeze(dim: Dim, why: str) -> None:
             leaf.frozen = why
 
 
-def mark(dim: Dim, role: str) -> None:
+def mark(dim: Dim, use: str) -> None:
     """Note how an operation uses the indices below ``dim``."""
     for leaf in unknowns(dim):
-        leaf.roles.add(role)
+        leaf.uses.add(use)
 
 
 def concat(parts: Sequence[Dim]) -> Dim:
@@ -125,7 +125,7 @@ def _bind(leaf: Unknown, to: Dim) -> None:
     if leaf.frozen is not None:
         freeze(to, leaf.frozen)
     for below in unknowns(to):
-        below.roles |= leaf.roles
+        below.uses |= leaf.uses
     leaf.bound = to
 
 

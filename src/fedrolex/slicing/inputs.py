@@ -14,6 +14,12 @@ from torch import Tensor, nn
 from fedrolex.core import FedrolexError
 
 FEW = 2
+"""Samples that are enough to compare a graph with its module, and to prove axes."""
+Place = tuple[int, int]
+"""An input by its number, and one of its dimensions."""
+UNBOUNDED = 2**62
+Limits = dict[Place, tuple[int, int]]
+"""The smallest and the largest size that a dimension may have; 0 and :data:`UNBOUNDED` where there is none."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Inputs:
         return Inputs(tuple(tensors), _at_least_two(tuple(tensors.values())), others, positional)
 
     def few(self) -> Inputs:
-        """The same with two samples, enough to compare and to prove; unchanged where tensors differ in their batch."""
+        """These inputs cut to two samples (:data:`FEW`); unchanged where tensors differ in the size of their batch."""
         sizes = {value.shape[0] for value in self.values if value.dim()}
         if len(sizes) != 1 or max(sizes) <= FEW:
             return self
@@ -103,6 +109,15 @@ def bind(positional: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, An
     if twice is not None:
         raise TypeError(f"argument {twice} was given twice")
     return {**named, **kwargs}
+
+
+def limit_in_words(low: int, high: int) -> str:
+    """The sizes that a limit allows: ``7``, ``at least 5``, ``at most 100`` or ``5 to 100``."""
+    if low == high:
+        return str(low)
+    if high == UNBOUNDED:
+        return f"at least {low}"
+    return f"{low} to {high}" if low else f"at most {high}"
 
 
 def is_sentence(value: Tensor) -> bool:

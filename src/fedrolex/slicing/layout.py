@@ -110,7 +110,7 @@ def positions(
                 result = (result[:, None] * size(part, widths) + inner[None, :]).reshape(-1)
             return result
         case Cat(parts):
-            offset, segments = 0, []
+            offset, segments = 0, [np.zeros(0, dtype=np.int64)]
             for part in parts:
                 segments.append(positions(part, widths, chosen) + offset)
                 offset += size(part, widths)

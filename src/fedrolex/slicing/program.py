@@ -1,8 +1,8 @@
 """A traced graph for any widths: the same operations, with every constant that is a width recomputed.
 
 A :class:`Program` is one mode (training or evaluation) of one model. :meth:`Program.graph` is its graph at
-given widths, which :func:`compiled` turns into plain Python code; the code reads its tensors, its device and
-its dtype from the module it is called on.
+given widths, which :func:`compiled` turns into plain Python code; the code reads its tensors (see :func:`register`),
+its device and its dtype from the module that it is called on.
 """
 
 import operator
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
 from fedrolex.slicing.capture import Captured
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, has_axis, size
@@ -207,3 +207,18 @@ def set_arguments(node: fx.Node, named: Mapping[str, Any]) -> None:
         else:
             args.append(named[argument.name])
     node.args, node.kwargs = tuple(args), kwargs
+
+
+def register(root: nn.Module, name: str, value: Any, *, persistent: bool = False) -> None:
+    """Give ``root`` a parameter, buffer or module under a dotted name, making the modules in between."""
+    *path, last = name.split(".")
+    for step in path:
+        if not hasattr(root, step):
+            root.add_module(step, nn.Module())
+        root = getattr(root, step)
+    if isinstance(value, nn.Parameter):
+        root.register_parameter(last, value)
+    elif isinstance(value, Tensor):
+        root.register_buffer(last, value, persistent=persistent)
+    elif not hasattr(root, last):
+        root.add_module(last, value)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedrolex.slicing.axes import Axes
-from fedrolex.slicing.capture import one_line, quiet
+from fedrolex.slicing.complaints import one_line, quiet
 from fedrolex.slicing.fidelity import distance, generic
 from fedrolex.slicing.inputs import Inputs
 from fedrolex.slicing.submodel import GraphBuilder, SubModel

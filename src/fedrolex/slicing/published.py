@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fedrolex.core import shuffle
-from fedrolex.slicing.axes import Axes, Axis
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.axis import Axis
 from fedrolex.slicing.layout import Ref
 from fedrolex.slicing.schemes import Random
-from fedrolex.slicing.windows import Capacity, Span, Window, exact, pick
+from fedrolex.slicing.windows import Span, Window, pick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,7 @@ class RandomMiswired(Random):
     convolution takes those of the writer before it. Indices stay in the order they were drawn.
     """
 
-    def window(self, axes: Axes, *, round: int, capacity: Capacity, client: int = 0) -> Window:
-        beta = exact(capacity)
+    def _window(self, axes: Axes, round: int, beta: Fraction, client: int) -> Window:
         wiring: dict[tuple[str, int], Span] = {}
         current: dict[str, Span] = {}
         for name, tensor in axes.tensors.items():

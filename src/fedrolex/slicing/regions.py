@@ -21,7 +21,7 @@ from fedrolex.slicing.windows import Arc, Pick, Span, Window
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block of one dimension.
+    """Positions of one dimension that are evenly spaced, in the full tensor and in its cut.
 
     Attributes:
         source: first position in the full tensor.
@@ -50,7 +50,7 @@ class Region:
     Attributes:
         full: shape of the whole tensor.
         shape: shape of the part.
-        pieces: blocks of every dimension, or None where an index list is needed.
+        pieces: what makes up every dimension, or None where an index list is needed.
         picks: positions along every dimension, None where it is whole; only used where ``pieces`` is None.
     """
 
@@ -126,7 +126,7 @@ class Region:
         return tuple(opened)
 
 
-def regions(tensor: str, dims: Sequence[Layout], full: Mapping[str, int], window: Window) -> Region:
+def region_of(tensor: str, dims: Sequence[Layout], full: Mapping[str, int], window: Window) -> Region:
     """The region of ``window`` in a tensor with these dimensions."""
     spans = [
         {axis: span for axis in layouts.refs(layout) if (span := window.span(tensor, dim, axis)) is not None}

@@ -8,13 +8,13 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing.axes import Axis, Kind, Note, TensorLayout, members_of
+from fedrolex.slicing.axis import Axis, Kind, Note, Role, TensorLayout, members_of
 from fedrolex.slicing.infer import Concat, Dim, Product, Unknown, find, freeze, parts_of, unify, unknowns
 from fedrolex.slicing.layout import Cat, Fixed, Layout, Prod, Ref, has_axis
 from fedrolex.slicing.program import Change, Scale
 from fedrolex.slicing.rules import Call, Traced
 from fedrolex.slicing.rules.call import ToTheEnd
-from fedrolex.slicing.scales import origin
+from fedrolex.slicing.scales import width_origin
 from fedrolex.slicing.walk import Scalar, Ties
 
 END = 2**63 - 1
@@ -35,7 +35,7 @@ class Resolution:
     def __init__(
         self,
         ties: Ties,
-        roles: Mapping[str, Any],
+        roles: Mapping[str, Role],
         tensors: Mapping[str, Tensor],
         names: Mapping[str, str],
         kinds: Mapping[str, Kind],
@@ -74,7 +74,7 @@ class Resolution:
             real = [m for m in members if self.tensors[m[0]].is_floating_point()]
             if leaf.size == 1:
                 freeze(leaf, "size one")
-            elif len(real) < 2 and not leaf.roles & {"rows", "outputs"}:
+            elif len(real) < 2 and not leaf.uses & {"rows", "outputs"}:
                 freeze(leaf, "only one tensor has it, so nothing says what its indices mean")
 
     def _kinds(self) -> dict[Unknown, Kind]:
@@ -82,7 +82,7 @@ class Resolution:
         order: tuple[Kind, ...] = ("rows", "outputs", "heads", "groups")
         for leaf in self._leaves():
             if leaf.frozen is None:
-                kinds[leaf] = next((kind for kind in order if kind in leaf.roles), "width")
+                kinds[leaf] = next((kind for kind in order if kind in leaf.uses), "width")
         for _, _, dim in self._dims():
             for factors in _products(dim):
                 cut = [[leaf for leaf in factor if kinds.get(leaf) == "width"] for factor in factors]
@@ -115,7 +115,7 @@ class Resolution:
         return result
 
     def _base_name(self, leaf: Unknown, members: Sequence[tuple[str, int]]) -> str:
-        """After the first tensor that writes the axis; parts of a dimension add what they are."""
+        """A name after the first tensor that writes the axis; a part of a dimension adds what the part is."""
         layers = {tensor for tensor, _ in self.ties.reads}
         writers = [m for m in members if m not in self.ties.reads and self.roles[m[0]] == "parameter"]
         tensor, dim = ([m for m in writers if m[0] in layers] or writers or list(members))[0]
@@ -127,7 +127,7 @@ class Resolution:
             return f"{base}.{self.kinds[leaf]}"
         if pure or isinstance(find(self.ties.dims[tensor][dim]), Unknown):
             return base
-        return f"{base}.{''.join(role for role in ('qk', 'v') if role in leaf.roles) or 'part'}"
+        return f"{base}.{''.join(use for use in ('qk', 'v') if use in leaf.uses) or 'part'}"
 
     # --- plain data ---
 
@@ -193,7 +193,7 @@ class Resolution:
 
     def scales(self, scalars: Sequence[Scalar], scaling: Scaling) -> list[Scale]:
         """The numbers of one walk that are a power of an axis' size."""
-        found = [(one, origin(one, scalars, self.kinds)) for one in scalars]
+        found = [(one, width_origin(one, scalars, self.kinds)) for one in scalars]
         return [
             Scale(one.node, one.argument, one.value, self.layout(of.dim), of.power, _follows(of.sure, scaling))
             for one, of in found
@@ -224,7 +224,7 @@ def _simplified(parts: Sequence[Layout], product: bool) -> Layout:
 
 
 def apply_overrides(
-    ties: Ties, roles: Mapping[str, Any], freeze_patterns: Iterable[str], tie: Iterable[Sequence[str]]
+    ties: Ties, roles: Mapping[str, Role], freeze_patterns: Iterable[str], tie: Iterable[Sequence[str]]
 ) -> None:
     """What the user or the model says about its axes, before anything is decided.
 

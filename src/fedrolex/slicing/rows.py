@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing.axes import Axes, Axis
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.axis import Axis
 
 Indices = Sequence[int] | Sequence[bool] | Set[int] | Tensor | NDArray[Any]
 """Indices of an axis in any order, or a mask: as many booleans as the axis has indices."""

@@ -7,7 +7,7 @@ number follows only where the code around it says what it is; every other one th
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedrolex.slicing.axes import Kind
+from fedrolex.slicing.axis import Kind
 from fedrolex.slicing.infer import Dim, Unknown, find, parts_of, product, size_of, unknowns
 from fedrolex.slicing.walk import Scalar, Summed
 
@@ -30,7 +30,7 @@ class WidthOrigin:
     sure: bool
 
 
-def origin(scalar: Scalar, scalars: Sequence[Scalar], kinds: Mapping[Unknown, Kind]) -> WidthOrigin | None:
+def width_origin(scalar: Scalar, scalars: Sequence[Scalar], kinds: Mapping[Unknown, Kind]) -> WidthOrigin | None:
     """What a number was computed from: the surest guess, or None where no width fits.
 
     Args:
@@ -85,7 +85,7 @@ def _beyond_coincidence(
 
 
 def _is_query(dim: Dim) -> bool:
-    return any("qk" in leaf.roles for leaf in unknowns(dim))
+    return any("qk" in leaf.uses for leaf in unknowns(dim))
 
 
 def _is_one_of_two(scalar: Scalar, dim: Dim, scalars: Sequence[Scalar]) -> bool:

@@ -13,7 +13,8 @@ from numbers import Integral
 from typing import Literal
 
 from fedrolex.core import FedrolexError, check_words, in_one_line, sample
-from fedrolex.slicing.axes import Axes, Axis
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.axis import Axis
 from fedrolex.slicing.windows import Arc, Capacity, Pick, Rounding, Span, Window, exact, fraction, pick, width
 
 

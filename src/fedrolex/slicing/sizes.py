@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from fedrolex.slicing.fidelity import Beside, same_outputs
+from fedrolex.slicing.inputs import Limits, Place
 
-Place = tuple[int, int]
-"""An input by its number, and one of its dimensions."""
-Limits = dict[Place, tuple[int, int]]
-"""The smallest and the largest size that a dimension may have."""
+ENOUGH = 2
+"""Other sizes that must be right before all are taken to be."""
 
 
 def pinned(beside: Beside) -> Limits:
@@ -51,10 +50,6 @@ def _differs(beside: Beside, places: Sequence[Place]) -> bool:
         if taken == ENOUGH:
             break
     return False
-
-
-ENOUGH = 2
-"""Other sizes that must be right before all are taken to be."""
 
 
 def _other_sizes(beside: Beside, places: Sequence[Place]) -> Iterator[list[Tensor]]:

@@ -12,24 +12,23 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from fedrolex.core import FedrolexError
-from fedrolex.slicing.axes import TensorLayout
-from fedrolex.slicing.capture import register
-from fedrolex.slicing.inputs import Inputs
+from fedrolex.slicing.axis import TensorLayout
+from fedrolex.slicing.inputs import Inputs, Limits, limit_in_words
 from fedrolex.slicing.layout import shape
-from fedrolex.slicing.program import Program, arguments_of, compiled
+from fedrolex.slicing.program import Program, arguments_of, compiled, register
 
 NORMS = "slicing_norms"  # where a sub-model has the batch norms of its evaluation that were captured without statistics
 
 
 @dataclass(frozen=True)
 class Code:
-    """How a sub-model runs in one mode: a graph, and the same as Python code."""
+    """How a sub-model runs in one mode: a graph, and the Python function made of that graph."""
 
     graph: fx.Graph
     function: Callable[..., tuple[Any, ...]]
     inputs: Inputs
     out_spec: Any
-    limits: Mapping[tuple[int, int], tuple[int, int]]
+    limits: Limits
 
     @staticmethod
     def of(program: Program, widths: Mapping[str, int], inputs: Inputs, training: bool) -> Code:
@@ -45,8 +44,7 @@ class Code:
             found = tensors[place].shape[dim]
             if not low <= found <= high:
                 name = f"dimension {dim} of {self.inputs.names[place]}"
-                span = f"{low}" if low == high else f"{low or 1} to {high}"
-                raise ValueError(f"{name} is {found}; this sub-model was traced for {span}")
+                raise ValueError(f"{name} is {found}; this sub-model was traced for {limit_in_words(low, high)}")
         with torch.set_grad_enabled(torch.is_grad_enabled()):  # restored even if a no_grad region raises
             return self.function(module, *tensors)
 
@@ -174,8 +172,8 @@ class GraphBuilder:
         for alias, name in self.aliases.items():
             register(module, alias, made[name], persistent=name not in self.transient)
         for program in self.programs.values():
-            for name, region in program.captured.modules.items():
-                register(module, name, region)
+            for name, subgraph in program.captured.modules.items():
+                register(module, name, subgraph)
         for node in module.slicing_code[False].graph.nodes:
             if node.op == "call_module":
                 register(module, str(node.target), GraphNorm())

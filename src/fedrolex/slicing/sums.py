@@ -53,7 +53,7 @@ class ExactSum:
             term, grade = term - rounded, grade - BITS
 
     def merge(self, region: Region, grades: Grades) -> None:
-        """Add what somebody else has added up of a part."""
+        """Add the sums that somebody else has of a part."""
         for grade, part in grades.items():
             self._place(grade, region, part.to(self.device))
 
@@ -97,16 +97,16 @@ class ExactFold(Fold):
         self.windows.add(window)
         self._exact[name].add(self.axes.region(name, window), part, weight)
 
-    def parts(self, window: Window) -> dict[str, Grades]:
-        """The sums by tensor, cut to a window that all clients lie in."""
+    def grades(self, window: Window) -> dict[str, Grades]:
+        """The sums by tensor and grade, cut to a window that all clients lie in."""
         return {
             name: {grade: self.axes.region(name, window).take(sums) for grade, sums in exact.grades.items()}
             for name, exact in self._exact.items()
         }
 
-    def merge(self, parts: Mapping[str, Grades], window: Window) -> None:
-        """Add somebody else's sums, cut to a window."""
-        for name, grades in parts.items():
+    def merge(self, sums: Mapping[str, Grades], window: Window) -> None:
+        """Add sums that another fold has (:meth:`grades`), cut to a window."""
+        for name, grades in sums.items():
             self._exact[name].merge(self.axes.region(name, window), grades)
 
     def totals(self) -> dict[str, Tensor]:
@@ -114,12 +114,12 @@ class ExactFold(Fold):
         return {name: exact.total() for name, exact in self._exact.items()}
 
     def hull(self) -> Window:
-        """The window of a client that all others' lie in; where there is none, everything."""
+        """The window of one client that the windows of all others lie in; where there is none, everything."""
         return hull(self.axes, self.windows)
 
 
 def hull(axes: Axes, windows: Collection[Window]) -> Window:
-    """The one of some windows that all others lie in; where there is none, everything."""
+    """That one of ``windows`` which all others lie in; where there is none, everything."""
     widest = max(windows, key=axes.parameters, default=WHOLE)
     return widest if all(_inside(window, widest) for window in windows) else WHOLE
 

@@ -13,22 +13,25 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrolex.core import FedrolexError, check_words, in_one_line
-from fedrolex.slicing.axes import Axes, Kind, Note, Role
-from fedrolex.slicing.capture import Captured, both_modes, capture, one_line
+from fedrolex.slicing.axes import Axes
+from fedrolex.slicing.axis import Kind, Note, Role
+from fedrolex.slicing.capture import Captured, capture
+from fedrolex.slicing.complaints import one_line
 from fedrolex.slicing.fidelity import Beside, generic, unlike
 from fedrolex.slicing.infer import Unknown, freeze
-from fedrolex.slicing.inputs import FEW, Inputs
+from fedrolex.slicing.inputs import FEW, Inputs, Limits, limit_in_words
 from fedrolex.slicing.layout import show
+from fedrolex.slicing.modes import both_modes
 from fedrolex.slicing.program import Program
 from fedrolex.slicing.proof import WIDTHS, Trial
 from fedrolex.slicing.resolve import Resolution, Scaling, apply_overrides
 from fedrolex.slicing.rules.contractions import SPATIAL
-from fedrolex.slicing.sizes import Limits, pinned
+from fedrolex.slicing.sizes import pinned
 from fedrolex.slicing.submodel import GraphBuilder
 from fedrolex.slicing.switches import evaluation_of, without_chance
 from fedrolex.slicing.walk import INPUT, Ties, walk
 
-SMALL = Fraction(1, 4)
+TYPICAL = Fraction(1, 4)  # the capacity at which a trace looks whether much can be cut
 Factory = Callable[[Mapping[str, int]], nn.Module]
 
 
@@ -257,7 +260,7 @@ class _Trace:
             power = {0.5: "√", -0.5: "1/√", 1.0: "", -1.0: "1/", 0.25: "∜", -0.25: "1/∜"}[scale.power]
             does = "sub-models use their own width" if scale.follows else "kept as it is"
             notes.append(Note(scale.node, f"{scale.value:.6g} = {power}size of {show(scale.axis)}: {does}"))
-        for name, count in self.ties.unknown.items():
+        for name, count in self.ties.without_rule.items():
             notes.append(Note(name, f"no rule for this operator ({count} uses): what it touches is frozen"))
         exposed = max(len(one.exposed) for one in self.ties.walks)
         if exposed:
@@ -267,13 +270,13 @@ class _Trace:
         for mode in dict.fromkeys(self.modes.values()):
             notes.extend(Note("outputs", f"a {kind} cannot be taken apart and is left out") for kind in mode.left_out)
             for (place, dim), (low, high) in mode.limits.items():
-                allowed = str(low) if low == high else f"at most {high}" if low == 0 else f"{low} to {high}"
-                notes.append(Note(f"dimension {dim} of {self.inputs.names[place]}", f"must be {allowed}"))
+                what = f"must be {limit_in_words(low, high)}"
+                notes.append(Note(f"dimension {dim} of {self.inputs.names[place]}", what))
         return list(dict.fromkeys(notes))
 
     def _why_nothing(self, axes: Axes) -> str:
-        if self.ties.unknown:
-            return f"there is no rule for {', '.join(self.ties.unknown)}"
+        if self.ties.without_rule:
+            return f"there is no rule for {', '.join(self.ties.without_rule)}"
         plain = (SPATIAL, INPUT)
         reasons = list(dict.fromkeys(note.what for note in axes.frozen if note.what not in plain))
         failed = [why for why in reasons if why.startswith("failed its proof")]
@@ -296,8 +299,8 @@ def _try(trial: Trial) -> tuple[str | None, dict[str, str]]:
 
 def _little(axes: Axes) -> list[Note]:
     """A warning where sub-models are hardly smaller than the model."""
-    share = axes.parameters(SMALL) / axes.parameters()
-    what = f"sub-models of capacity {SMALL} keep {share:.0%} of them: little can be cut, see what is frozen and why"
+    share = axes.parameters(TYPICAL) / axes.parameters()
+    what = f"sub-models of capacity {TYPICAL} keep {share:.0%} of them: little can be cut, see what is frozen and why"
     return [Note("parameters", what)] if share > 0.5 else []
 
 

@@ -10,9 +10,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fedrolex.slicing.capture import Captured, register
+from fedrolex.slicing.capture import Captured
 from fedrolex.slicing.infer import Dim, Unknown, freeze, mark, size_of
-from fedrolex.slicing.program import arguments_of
+from fedrolex.slicing.program import arguments_of, register
 from fedrolex.slicing.rules import RULES, Call, Traced
 from fedrolex.slicing.rules.call import fixed, freeze_all, traced_in
 from fedrolex.slicing.rules.elementwise import pointwise
@@ -59,21 +59,21 @@ class Scalar:
 
 @dataclass
 class Walk:
-    """What belongs to one graph.
+    """What walking one graph found.
 
     Attributes:
         edits: node name to the call whose constants are really widths.
         scalars: numbers that might be derived from a width.
         kept: the flat outputs that keep their shape.
         exposed: the flat outputs that are intermediate values, cut with the model.
-        unknown: operators without a rule that froze their operands, and how often.
+        without_rule: operators that have none and froze their operands, and how often.
     """
 
     edits: dict[str, Call] = field(default_factory=dict)
     scalars: list[Scalar] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     exposed: list[int] = field(default_factory=list)
-    unknown: Counter[str] = field(default_factory=Counter)
+    without_rule: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Ties:
     Attributes:
         dims: dimensions of every tensor by its name.
         reads: (tensor, dimension) pairs that are contracted over.
-        walks: what belongs to each graph, in the order they were walked.
+        walks: what belongs to each graph alone, in the order they were walked.
     """
 
     dims: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
@@ -91,9 +91,9 @@ class Ties:
     walks: list[Walk] = field(default_factory=list)
 
     @property
-    def unknown(self) -> Counter[str]:
+    def without_rule(self) -> Counter[str]:
         """Operators without a rule, and how often the graph that uses them most does."""
-        return reduce(Counter.__or__, (one.unknown for one in self.walks), Counter())
+        return reduce(Counter.__or__, (one.without_rule for one in self.walks), Counter())
 
 
 def walk(captured: Captured, inputs: Sequence[Tensor], ties: Ties) -> None:
@@ -205,7 +205,7 @@ class _Walker(fx.Interpreter):
         """No rule: operands stay whole, the result is whole."""
         if operands:
             freeze_all(operands, f"no rule for {name}")
-            self.found.unknown[name] += 1
+            self.found.without_rule[name] += 1
         return _whole(result, f"made by {name}")
 
     @staticmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -79,9 +80,10 @@ class Pick:
             what = reprlib.repr(self.size)
             raise FedrolexError(f"a window on an axis of {what}: give its size, a whole number up to 2**62")
         if not self.chosen:
-            raise FedrolexError("a window needs at least one index")
+            raise FedrolexError("a window of no indices: give at least one")
         if len(set(self.chosen)) != len(self.chosen):
-            raise FedrolexError("a window names an index twice")
+            twice = next(index for index, times in Counter(self.chosen).items() if times > 1)
+            raise FedrolexError(f"a window names index {twice} twice: give every index once")
         outside = [index for index in self.chosen if not 0 <= index < self.size]
         if outside:
             raise FedrolexError(f"a window names index {outside[0]} of an axis of {self.size} (0..{self.size - 1})")
@@ -105,7 +107,7 @@ Span = Arc | Pick
 
 
 def pick(indices: Iterable[int], size: int) -> Span:
-    """An index list as a span; a contiguous one (wrapping allowed) becomes a :class:`Arc`."""
+    """An index list as a span; a contiguous one (wrapping allowed) becomes an :class:`Arc`."""
     try:
         values = indices.tolist() if isinstance(indices, np.ndarray | Tensor) else list(indices)
         chosen = () if bool in map(type, values) else tuple(map(index, values))
@@ -163,6 +165,10 @@ class Window(Mapping[str, Span]):
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Window) and self._key == other._key)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the hash that is kept: hashes of names differ from process to process."""
+        return type(self), (self._spans, self.wiring)
+
     def __repr__(self) -> str:
         def short(span: Span) -> str:
             return f"{span.start}+{span.width}/{span.size}" if isinstance(span, Arc) else f"{span.width} of {span.size}"
@@ -178,7 +184,9 @@ class Window(Mapping[str, Span]):
         if self.wiring:
             raise FedrolexError("a window of the published mis-wiring cannot be sent: it is for comparison only")
         return {
-            name: [s.start, s.width, s.size] if isinstance(s, Arc) else {"pick": list(s.chosen), "size": s.size}
+            name: [int(s.start), int(s.width), int(s.size)]
+            if isinstance(s, Arc)
+            else {"pick": list(s.chosen), "size": int(s.size)}
             for name, s in self._spans.items()
         }
 
@@ -230,5 +238,5 @@ def fraction(value: Capacity, what: str) -> Fraction:
 def width(size: int, beta: Fraction, rounding: Rounding = "floor") -> int:
     """How many of ``size`` indices a client of capacity ``beta`` holds: ⌊βK⌋ or ⌈βK⌉, never below 1."""
     one_of("rounding", rounding, get_args(Rounding))
-    exact = beta * size
-    return max(1, math.ceil(exact) if rounding == "ceil" else math.floor(exact))
+    share = beta * size
+    return max(1, math.ceil(share) if rounding == "ceil" else math.floor(share))

@@ -17,7 +17,6 @@ from fedrolex.slicing import Axes, Capacity, Cat, Fixed, Layout, Prod, Ref, Sche
 from fedrolex.slicing.layout import has_axis, shape
 
 CHUNK = 1024  # windows counted at once
-Fleet = Sequence[Capacity]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Coverage:
         clients: clients in each round.
         nodes: share of the indices of all cut axes that were ever in a window.
         weights: share of the positions of all parameters that are cut that were ever trained.
-        matrices: the same for parameters cut along two or more dimensions: convolutions, linear layers.
+        matrices: that share of parameters cut along two or more dimensions alone: convolutions, linear layers.
         untouched: number of parameters never trained.
         mean: updates an average position of those matrices got.
         variation: standard deviation over mean of the updates per position of those matrices; 0 is even.
@@ -52,7 +51,7 @@ class Coverage:
 
 
 def coverage(
-    axes: Axes, scheme: Scheme, fleet: Fleet, rounds: int, progress: Callable[[int], None] | None = None
+    axes: Axes, scheme: Scheme, fleet: Sequence[Capacity], rounds: int, progress: Callable[[int], None] | None = None
 ) -> Coverage:
     """Count what ``fleet`` (one capacity a client) reaches in ``rounds`` rounds.
 
@@ -61,7 +60,7 @@ def coverage(
     """
     betas = [exact(beta) for beta in fleet]
     if not betas or not isinstance(rounds, int) or rounds < 1:
-        raise FedrolexError(f"coverage of {len(betas)} clients in {rounds} rounds: both must be at least 1")
+        raise FedrolexError(f"coverage of {len(betas)} clients in {rounds} rounds: give whole numbers of at least 1")
     if not isinstance(axes, Axes) or not isinstance(scheme, Scheme):
         given = f"{type(axes).__name__} and {type(scheme).__name__}"
         raise FedrolexError(
@@ -98,35 +97,60 @@ class Counts:
         self.nodes = {axis.name: torch.zeros(axis.size) for axis in axes.cut_axes}
 
     def add(self, windows: Mapping[Window, int]) -> None:
-        """Add windows, each so many times."""
+        """Add windows, each so many times: a position is held when all its indices are, so counts are products.
+
+        For every axis, ``held`` has one row a window and one column an index: 1 where the window holds it.
+        """
         if any(window.wiring for window in windows):
             raise FedrolexError("coverage is about sub-networks: the published mis-wiring has none")
-        _count(self.axes, windows, self.weights, self.nodes)
+        times = torch.tensor([float(count) for count in windows.values()])
+        held = {axis.name: torch.ones(len(windows), axis.size) for axis in self.axes.axes.values()}
+        for row, window in enumerate(windows):
+            for name, span in window.items():
+                held[name][row] = 0.0
+                held[name][row, torch.from_numpy(span.indices())] = 1.0
+        for name, count in self.nodes.items():
+            count += times @ held[name]
+        for name, count in self.weights.items():
+            dims = [_held(dim, held) for dim in self.axes.tensors[name].dims if has_axis(dim)]
+            letters = "abcdefgh"[: len(dims)]
+            equation = ",".join(f"w{letter}" for letter in letters) + "->" + letters
+            count += torch.einsum(equation, dims[0] * times[:, None], *dims[1:]).view(count.shape)
 
     def summary(self, rounds: int, clients: int) -> Coverage:
-        """What was reached so far, in so many rounds of so many clients."""
-        every = {name: self.weights[first] for first, names in self.groups.items() for name in names}
-        return _summary(self.axes, every, self.nodes, rounds, clients)
+        """What was reached so far, in so many rounds of so many clients; where nothing is cut, everything."""
+        reached = total = 0.0
+        matrices = torch.zeros(4, dtype=torch.float64)  # reached, positions, updates, squared updates
+        by_tensor: dict[str, float] = {}
+        for name, kept in ((name, self.weights[first]) for first, names in self.groups.items() for name in names):
+            repeat = prod(self.axes.shape(name)) / kept.numel()
+            count = kept.double()
+            positions = torch.tensor(count.numel())
+            found = torch.stack([(count > 0).sum(), positions, count.sum(), count.square().sum()]) * repeat
+            hit, size = float(found[0]), float(found[1])
+            by_tensor[name] = _share(hit, size)
+            reached, total = reached + hit, total + size
+            if _cut_dims(self.axes, name) > 1:
+                matrices += found
+        hits, every, updates, squares = matrices.tolist()
+        mean = updates / every if every else 0.0
+        nodes = self.nodes.values()
+        return Coverage(
+            rounds=rounds,
+            clients=clients,
+            nodes=_share(sum(float((n > 0).sum()) for n in nodes), sum(n.numel() for n in nodes)),
+            weights=_share(reached, total),
+            matrices=_share(hits, every),
+            untouched=int(total - reached + 0.5),
+            mean=mean,
+            variation=max(0.0, squares / every - mean**2) ** 0.5 / mean if mean else 0.0,
+            by_tensor=by_tensor,
+        )
 
 
-def _count(axes: Axes, windows: Mapping[Window, int], counts: dict[str, Tensor], nodes: dict[str, Tensor]) -> None:
-    """Add windows to the counts: a position is held when all its indices are, so counts are products.
-
-    For every axis, ``held`` has one row a window and one column an index: 1 where the window holds it.
-    """
-    times = torch.tensor([float(count) for count in windows.values()])
-    held = {axis.name: torch.ones(len(windows), axis.size) for axis in axes.axes.values()}
-    for row, window in enumerate(windows):
-        for name, span in window.items():
-            held[name][row] = 0.0
-            held[name][row, torch.from_numpy(span.indices())] = 1.0
-    for name, count in nodes.items():
-        count += times @ held[name]
-    for name, count in counts.items():
-        dims = [_held(dim, held) for dim in axes.tensors[name].dims if has_axis(dim)]
-        letters = "abcdefgh"[: len(dims)]
-        equation = ",".join(f"w{letter}" for letter in letters) + "->" + letters
-        count += torch.einsum(equation, dims[0] * times[:, None], *dims[1:]).view(count.shape)
+def _share(reached: float, every: float) -> float:
+    """What part of ``every`` was reached; of nothing, all."""
+    return reached / every if every else 1.0
 
 
 def _held(layout: Layout, held: dict[str, Tensor]) -> Tensor:
@@ -159,32 +183,3 @@ def _cut_dims(axes: Axes, name: str) -> int:
     """How many dimensions of a tensor capacities cut."""
     cut = {axis.name for axis in axes.cut_axes}
     return sum(any(axis in cut for axis in refs(dim)) for dim in axes.tensors[name].dims)
-
-
-def _summary(axes: Axes, counts: dict[str, Tensor], nodes: dict[str, Tensor], rounds: int, clients: int) -> Coverage:
-    reached = total = 0.0
-    matrices = torch.zeros(4, dtype=torch.float64)  # reached, positions, updates, squared updates
-    by_tensor: dict[str, float] = {}
-    for name, kept in counts.items():
-        repeat = prod(axes.shape(name)) / kept.numel()
-        count = kept.double()
-        positions = torch.tensor(count.numel())
-        found = torch.stack([(count > 0).sum(), positions, count.sum(), count.square().sum()]) * repeat
-        hit, size = float(found[0]), float(found[1])
-        by_tensor[name] = hit / size if size else 1.0
-        reached, total = reached + hit, total + size
-        if _cut_dims(axes, name) > 1:
-            matrices += found
-    hits, every, updates, squares = matrices.tolist()
-    mean = updates / every if every else 0.0
-    return Coverage(
-        rounds=rounds,
-        clients=clients,
-        nodes=sum(float((n > 0).sum()) for n in nodes.values()) / sum(n.numel() for n in nodes.values()),
-        weights=reached / total,
-        matrices=hits / every if every else 1.0,
-        untouched=int(total - reached + 0.5),
-        mean=mean,
-        variation=max(0.0, squares / every - mean**2) ** 0.5 / mean if mean else 0.0,
-        by_tensor=by_tensor,
-    )

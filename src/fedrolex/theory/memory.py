@@ -33,7 +33,7 @@ class StepMemory:
         parameters: how many there are.
         weights: of the parameters and buffers.
         gradients: of what is trained.
-        optimizer: what it remembers from step to step.
+        optimizer: what the optimiser remembers from step to step.
         activations: what forward saves for backward, inputs too.
         temporary: the most that one operation of backward or the optimiser makes; or what the step takes at its peak
             beyond all of the above, where that is more.
@@ -48,7 +48,7 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """At the step's peak."""
+        """Bytes at the step's peak."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.temporary
 
 
@@ -131,7 +131,7 @@ class _Live(TorchDispatchMode):
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Everything is done as it would be."""
+        """Run the operation as it is, and count the bytes of what it made."""
         kwargs = kwargs or {}
         for tensor in _tensors((args, kwargs)):
             self._note(tensor, 0)  # was there before

@@ -208,7 +208,7 @@ def _partial_sums(adding: Average) -> list[PartialSum]:
     found = []
     for section, fold in adding.sums().items():
         window = fold.hull()
-        parts = {f"{grade}:{n}": t for n, grades in fold.parts(window).items() for grade, t in grades.items()}
+        parts = {f"{grade}:{n}": t for n, grades in fold.grades(window).items() for grade, t in grades.items()}
         found.append(PartialSum(section, window, pack(parts)))
     return found
 

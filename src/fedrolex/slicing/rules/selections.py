@@ -105,7 +105,7 @@ def index_add(call: Call) -> Dims:
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")
 def index_put(call: Call) -> Dims:
-    """The same by several indices, or by a mask: all dimensions up to the last indexed one stay whole."""
+    """Values go to places given by several indices, or by a mask: dimensions up to the last indexed one stay whole."""
     x, values = call.arg["self"], call.arg["values"]
     inside = 0
     for place, index in enumerate(call.arg["indices"]):
