@@ -109,13 +109,17 @@ class RayEngine(Engine):
         """Deal the cohort out; answers come in the order of the jobs."""
         if not plan.jobs:
             return
+        given = 0
         try:
-            yield from self._round(plan)
+            for answer in self._round(plan):
+                given += 1
+                yield answer
+                del answer  # before the next one comes, which may need its memory
         except NotMadeError:
             if self._by_value:
                 raise
             self._by_value, self._run = True, None
-            yield from self._round(plan)
+            yield from self._round(replace(plan, jobs=plan.jobs[given:]))
 
     def _round(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         self.traffic, self._plan, self._drifted = Traffic(), plan, []
