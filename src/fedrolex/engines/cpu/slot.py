@@ -75,8 +75,8 @@ def _uses(last: Node | None) -> Counter[Node]:
 def _own_weight(node: Node, uses: Counter[Node]) -> Tensor | None:
     """The large weight of a linear layer, where nothing else in the model uses or watches it.
 
-    None where the layer's bias is not trained: once the weight is left out of what gradients are asked for, nothing else
-    may lead the way back to the layer, and the weight would never move.
+    None where the layer's bias is not trained: no gradient of the weight is asked for, so nothing may lead the way back
+    to the layer then, and the weight would never move.
     """
     if node.name() != "AddmmBackward0" or node._saved_alpha != 1:  # type: ignore[attr-defined]
         return None

@@ -25,7 +25,7 @@ from fedrolex.engines.ray.pool import PATIENCE, Outcome, Pool, PooledWorker, poo
 from fedrolex.engines.ray.shards import Costs, dealt, in_order, worth_adding
 from fedrolex.engines.ray.wire import PartialSum, RunSent, Shard, pack, unpack
 from fedrolex.rounds import Average, Engine
-from fedrolex.rounds.drift import Sums, drift_of
+from fedrolex.rounds.drift import DriftSums, drift_of
 from fedrolex.slicing.sums import MOST
 
 PIECES = 4  # of a cohort for every worker, where answers come one by one
@@ -210,7 +210,7 @@ class RayEngine(Engine):
         """As the workers measured it; nothing where one of them was lost since."""
         if self._plan is None or self._plan.summing is None or not self._plan.summing.drift or not new:
             return None
-        ray, stored, total = self.pool.ray, self._stored(MODEL, new), Sums()
+        ray, stored, total = self.pool.ray, self._stored(MODEL, new), DriftSums()
         run = self._told(self._plan).key
         refs = [member.handle.drift.remote(run, self._serial, stored.ref) for member in self._drifted]
         try:

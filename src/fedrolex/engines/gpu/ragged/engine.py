@@ -76,12 +76,12 @@ class Ragged(Waves):
 
     def _places_for(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[tuple[Places, list[Job]]]:
         """Places of every network, with the jobs that are theirs; those without jobs stay as they are."""
-        from fedrolex.engines.gpu.ragged.places import STREAMS, Places
+        from fedrolex.engines.gpu.ragged.places import STREAMS_USED, Places
 
         for name in dict.fromkeys(job.network for job in jobs):
             if name not in self.places:
-                first = STREAMS * len(self.places)
-                streams = [self._stream(number) for number in range(first, first + STREAMS)]
+                first = STREAMS_USED * len(self.places)
+                streams = [self._stream(number) for number in range(first, first + STREAMS_USED)]
                 self.places[name] = Places(plan.networks[name], self.precision, self.device, streams)
             yield self.places[name], [job for job in jobs if job.network == name]
 
