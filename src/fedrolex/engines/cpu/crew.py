@@ -57,11 +57,11 @@ class Crew(Engine):
         self._alone: set[Kind] = set()
         self._crew = [CrewWorker(precision, self._stop, self._alone) for _ in range(self.workers)]
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """Work without steps of its own; no deadlines, and no models that draw, other than for dropout."""
-        if work.deadline is not None:
-            return interrupted(work)
-        return DRAWS if self.draws else unknown_hooks(work.work)
+        if plan.deadline is not None:
+            return interrupted(plan)
+        return DRAWS if self.draws else unknown_hooks(plan.work)
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""

@@ -38,10 +38,10 @@ class Graph(Engine):
             way.neighbours.update(other for other in self.ways if other is not way)
         self.way: Waves | None = None
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """None where one of the ways can; else the reason of the last way, the most general one."""
         for way in self.ways:
-            if (why := way.supports(work)) is None:
+            if (why := way.supports(plan)) is None:
                 return None
         return why
 

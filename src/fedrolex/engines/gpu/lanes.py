@@ -45,9 +45,9 @@ class Lane(Seats):
 class Lanes(Seated):
     """Trains clients side by side, each in a captured slot of its own; runs any model and any loss."""
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """All but deadlines, and steps of one's own: a step may depend on what a captured step cannot see."""
-        return unknown_hooks(work.work) if work.deadline is None else interrupted(work)
+        return unknown_hooks(plan.work) if plan.deadline is None else interrupted(plan)
 
     def _seated(self, plan: RoundPlan, visits: Sequence[Visit], failures: dict[Key, Failure]) -> list[Seats]:
         """Every client in the next free lane of its widths, the widest first: their steps are launched first."""

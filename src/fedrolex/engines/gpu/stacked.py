@@ -61,15 +61,15 @@ class StackSeats(Seats):
 class Stacked(Seated):
     """Trains cohorts of many small clients: networks that treat examples one by one, losses that ignore a target."""
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """Work without hooks of its own between steps, where batches can be filled up and stacking pays."""
-        if work.deadline is not None:
-            return interrupted(work)
-        if any(filling(work, network) is None for network in {job.network for job in work.jobs}):
+        if plan.deadline is not None:
+            return interrupted(plan)
+        if any(filling(plan, network) is None for network in {job.network for job in plan.jobs}):
             return "batches cannot be filled up with examples that nothing notices"
-        if work.work.optimizer == "adam" and work.work.epochs > 1:
+        if plan.work.optimizer == "adam" and plan.work.epochs > 1:
             return "clients that are done early would need an Adam of their own"  # its count of steps is one for all
-        return unknown_hooks(work.work) or _does_not_pay(work)
+        return unknown_hooks(plan.work) or _does_not_pay(plan)
 
     def _seated(self, plan: RoundPlan, visits: Sequence[Visit], failures: dict[Key, Failure]) -> list[Seats]:
         """Clients with about as many examples are side by side."""

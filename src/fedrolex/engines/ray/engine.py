@@ -99,11 +99,11 @@ class RayEngine(Engine):
         """The workers; the cluster is asked for when they are needed first."""
         return pool_of(self.workers, self.trained_on, self.cores)
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """What other processes can make, too."""
-        if work.origin is None:
+        if plan.origin is None:
             return "workers make a run from its recipe, and this one has none"
-        return f"a cohort of more than {MOST:,}" if len(work.jobs) > MOST else None
+        return f"a cohort of more than {MOST:,}" if len(plan.jobs) > MOST else None
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Deal the cohort out; answers come in the order of the jobs."""

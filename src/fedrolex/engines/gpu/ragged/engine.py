@@ -30,14 +30,14 @@ class Ragged(Waves):
         super().__init__(**options)
         self.places: dict[str, Places] = {}  # of every network that was trained, by its name
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """Plain training of PreResNets with static norms by SGD or Adam, to their end."""
         if find_spec("triton") is None:
             return "ragged kernels need Triton, which is not installed"
-        networks = (why_not(work.networks[name], work.task) for name in {job.network for job in work.jobs})
+        networks = (why_not(plan.networks[name], plan.task) for name in {job.network for job in plan.jobs})
         here = None if self.device.type == "cuda" or INTERPRETED else "ragged kernels need a GPU"
-        why = interrupted(work) or unknown_hooks(work.work, {"rate"}) or next(filter(None, networks), None)
-        return why or _why_not_jobs(work) or here
+        why = interrupted(plan) or unknown_hooks(plan.work, {"rate"}) or next(filter(None, networks), None)
+        return why or _why_not_jobs(plan) or here
 
     def _holds(self) -> bool:
         return bool(self.places)
