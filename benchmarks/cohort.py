@@ -106,8 +106,8 @@ def timed(made: Training, rounds: int) -> tuple[list[float], list[float]]:
     spent: list[float] = []
 
     class Clock(Engine):
-        def supports(self, work: Any) -> str | None:
-            return engine.supports(work)
+        def supports(self, plan: Any) -> str | None:
+            return engine.supports(plan)
 
         def average(self, *answers: Any) -> Any:
             return engine.average(*answers)

@@ -45,8 +45,8 @@ LENGTH = 64
 class StackedAnyway(Stacked):
     """Stacks that are said not to pay, too: here that is to be seen."""
 
-    def supports(self, work: RoundPlan) -> str | None:
-        why = super().supports(work)
+    def supports(self, plan: RoundPlan) -> str | None:
+        why = super().supports(plan)
         return None if why is not None and "worth" in why else why
 
 

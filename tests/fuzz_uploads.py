@@ -62,7 +62,7 @@ class Given(Engine):
         self.exchange = Exchange(recipe="", keeps=keeps)
         self.client, self.reply = 0, RecordDict()
 
-    def supports(self, work: RoundPlan) -> None:
+    def supports(self, plan: RoundPlan) -> None:
         return None
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:

@@ -15,7 +15,7 @@ from fedrolex.clients.work import LocalTraining
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.engines.gpu.ragged import Ragged, tilings
 from fedrolex.engines.gpu.ragged.cohort import Cohort
-from fedrolex.engines.gpu.ragged.exchange import Exchange
+from fedrolex.engines.gpu.ragged.exchange import CohortExchange
 from fedrolex.models.preresnet import Plan, PreResNet
 from fedrolex.recipes.recipe import Recipe
 from fedrolex.rounds.drift import Drift
@@ -93,7 +93,7 @@ def averages_are_those_of_the_fold() -> None:
     parts = [axes.cut(model, window) for window in windows]
     work = LocalTraining(batch=2)
     cohorts = [Cohort(group, work, room=2, precision="fp32", device=CPU) for group in (parts[:1] * 2, parts[1:])]  # type: ignore[arg-type]
-    between = Exchange(axes, cohorts)
+    between = CohortExchange(axes, cohorts)
     state = {name: tensor.clone() for name, tensor in axes.state(model).items()}
     between.deal([state], [windows[0], None, windows[1], windows[2]])
     places = [(cohorts[0], 0), (cohorts[1], 0), (cohorts[1], 1)]

@@ -108,6 +108,19 @@ def test_small_and_frozen_layers_are_left_to_the_optimiser() -> None:
     assert len(slot.parameters) == 3
 
 
+def test_a_large_layer_whose_bias_is_frozen_is_trained() -> None:
+    """Nothing but the weight leads the way back to the layer."""
+    work = LocalTraining(lr=0.05)
+    models = [Used(), Used()]
+    for model in models:
+        model.large.bias.requires_grad_(False)
+    before = models[0].large.weight.detach().clone()
+    wanted, found = moved(Slot(models[0]), work), moved(CpuSlot(models[1], rate=plain_rate(work, 0)), work)
+    assert not torch.equal(wanted["large.weight"], before)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pulled(LocalTraining):
     """Gradients are not what the loss says."""

@@ -23,7 +23,7 @@ from fedrolex.engines.cpu import crew as crews
 from fedrolex.engines.cpu import units
 from fedrolex.engines.cpu.crew import DRAWS, Crew
 from fedrolex.engines.cpu.loop import Loop
-from fedrolex.engines.cpu.units import first_together, parts_of, units_of
+from fedrolex.engines.cpu.units import first_together, stacks_of, units_of
 from fedrolex.engines.visits import open_visits
 from fedrolex.rounds.engine import Engine
 from fedrolex.slicing import Rolling
@@ -117,10 +117,10 @@ def stacks(asked: RoundPlan, workers: int = 2) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("clients", "workers", "parts"), [(3, 2, 3), (4, 2, 1), (7, 2, 1), (8, 2, 2), (10, 1, 1), (11, 1, 2), (28, 2, 4)]
+    ("clients", "workers", "stacks"), [(3, 2, 3), (4, 2, 1), (7, 2, 1), (8, 2, 2), (10, 1, 1), (11, 1, 2), (28, 2, 4)]
 )
-def test_stacks_are_of_four_to_ten_clients_and_as_many_as_workers(clients: int, workers: int, parts: int) -> None:
-    assert parts_of(clients, workers) == parts
+def test_stacks_are_of_four_to_ten_clients_and_as_many_as_workers(clients: int, workers: int, stacks: int) -> None:
+    assert stacks_of(clients, workers) == stacks
 
 
 def test_clients_with_other_numbers_of_examples_are_stacked_where_batches_can_be_filled_up() -> None:

@@ -187,7 +187,7 @@ class Odd(Loop):
         super().__init__()
         self.answers, self.supported = answers, supported
 
-    def supports(self, work: Any) -> Any:
+    def supports(self, plan: Any) -> Any:
         return self.supported
 
     def run(self, plan: Any) -> Any:

@@ -23,10 +23,12 @@ from told import told
 from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, FleetRecipe, Recipe, Task, train
-from fedrolex.clients import MODEL
+from fedrolex.clients import MODEL, Failure, RoundPlan, Upload
 from fedrolex.core import METHODS
 from fedrolex.engines.ray.cluster import connected
 from fedrolex.engines.ray.engine import RayEngine
+from fedrolex.engines.ray.pool import Outcome
+from fedrolex.engines.ray.wire import Done
 from fedrolex.methods import FedRolex
 from fedrolex.runs.prepare import prepare
 from fedrolex.runs.training import Training
@@ -166,6 +168,26 @@ def test_a_task_of_ones_own_and_a_method_that_cannot_be_imported_travel_as_they_
     assert done[1].summary["engine"] == "ray"
     for one, other in zip(done[0].whole.state_dict().values(), done[1].whole.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_worker_that_cannot_make_the_run_once_others_have_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without the user's package, say: the recipe travels as an object then, and nobody answers twice."""
+    settings = ["method=fedbe", "method.epochs=1", "fleet.cohort=6"]
+    wanted = after(with_workers(2, *settings), 1)
+    made = with_workers(2, *settings)
+    engine, last = made.engine, asked(made).jobs[-1].client
+    assert isinstance(engine, RayEngine)
+    taken = engine._taken
+
+    def failing(plan: RoundPlan, outcome: Outcome) -> list[Upload | Failure]:
+        if not engine._by_value and outcome.jobs[-1].client == last:
+            assert outcome.done is not None
+            outcome = replace(outcome, done=Done(failed="no module named own", made=False))
+        return taken(plan, outcome)
+
+    monkeypatch.setattr(engine, "_taken", failing)
+    same_bits(wanted, after(made, 1))
+    assert engine._by_value
 
 
 def test_clients_data_are_read_by_workers_alone() -> None:

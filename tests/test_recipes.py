@@ -223,7 +223,7 @@ def test_numbers_are_not_counted_in_sixties_or_eights(number: str, tmp_path: Pat
         (["fleet.capacities=['1/0']"], "capacity '1/0' is not a number"),
         (["fleet.shares=[abc, 1, 1, 1, 1]"], "fleet.shares: share 'abc' is not a number"),
         (["fleet.shares=['1e99999999', 1, 1, 1, 1]"], "fleet.shares: share '1e99999999' is not a number"),
-        (["fleet.shares=[2, -1, 0, 0, 0]"], "at least 0 and add up to 1"),
+        (["fleet.shares=[2, -1, 0, 0, 0]"], "fleet.shares is 2, -1, 0, 0, 0: give shares that are at least 0"),
         (["fleet.shares=[1]"], "1 shares for 5 capacities"),
         (["fleet.availability=0"], "availability 0.0 is outside"),
         (["fleet.stragglers=2"], "fleet.stragglers is 2.0"),

@@ -19,6 +19,9 @@ MODEL = "model"
 
 Tensors = Mapping[str, Tensor]
 
+Kind = tuple[str, tuple[tuple[str, int], ...]]
+"""A network's name, and the width of every axis: sub-models of one kind are the same but for their values."""
+
 
 def copied(tensors: Tensors) -> dict[str, Tensor]:
     """Tensors of the same names and values in memory of their own."""
@@ -161,6 +164,10 @@ class RoundPlan:
     def widths(self, job: Job) -> tuple[tuple[str, int], ...]:
         """The width of every axis of the job's network: what the shapes of its tensors depend on."""
         return tuple(self.axes(job).widths(job.window).items())
+
+    def kind(self, job: Job) -> Kind:
+        """The kind of the job's sub-model: jobs of one kind can use the same module, and be trained as one."""
+        return job.network, self.widths(job)
 
 
 @dataclass(frozen=True, eq=False)

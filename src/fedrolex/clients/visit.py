@@ -70,8 +70,13 @@ class Visit:
             self.plan.load(module, self.job)
 
     def module(self, tensors: Tensors) -> nn.Module:
-        """A module of the job's widths with these tensors; the next call uses the same module again."""
+        """A module of the job's widths with these tensors; the next call uses the same module again.
+
+        What was trained stays as it is, where the engine has trained it in that very module, too.
+        """
         module = self.spare()
+        if tensors is not self.trained:
+            self.trained = _apart(self.trained, self.plan.axes(self.job).state(module, self.job.window))
         self._copy(module, tensors)
         return module
 
@@ -105,9 +110,24 @@ class Visit:
                 done += 1
 
     def upload(self, finite: bool | None = None) -> Upload:
-        """The client's answer."""
+        """The client's answer; what the client keeps lies in memory of its own, since the engine uses its own again."""
         labels, count = self.labels.tolist() if self.plan.tell_labels else None, len(self.examples)
-        return Upload(self.job, self.trained, count, self.loss, self.steps, labels, finite, self.sent, self.kept)
+        kept = None if self.kept is None else _apart(self.kept, self.trained)
+        return Upload(self.job, self.trained, count, self.loss, self.steps, labels, finite, self.sent, kept)
+
+
+def _apart(tensors: Tensors, others: Tensors) -> Tensors:
+    """The tensors, copies where they lie in memory of the others; what is no tensors by name comes back as it is."""
+    if not (isinstance(tensors, Mapping) and isinstance(others, Mapping)):
+        return tensors
+    taken = {_memory(other) for other in others.values()} - {None}
+    return {name: tensor.clone() if _memory(tensor) in taken else tensor for name, tensor in tensors.items()}
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """The address of the memory that a tensor lies in, whole or a part of it; None where there is none."""
+    strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
+    return tensor.untyped_storage().data_ptr() if strided else None
 
 
 def random_draws(count: int, seed: int, round: int, client: int, epoch: int) -> Tensor:

@@ -13,8 +13,7 @@ from fedrolex.rounds import out_of_memory
 from fedrolex.tasks import Examples
 
 Key = tuple[int, str]
-Kind = tuple[str, tuple[tuple[str, int], ...]]
-"""A network's name, and the width of every axis."""
+"""Identifies a job in its round, see :attr:`~fedrolex.clients.messages.Job.key`."""
 
 
 def open_visits(

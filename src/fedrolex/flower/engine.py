@@ -90,7 +90,7 @@ class Devices(Engine):
         """The strays, for the round's metrics."""
         return {"strays": list(self.strays)}
 
-    def supports(self, work: RoundPlan) -> Literal[None]:
+    def supports(self, plan: RoundPlan) -> Literal[None]:
         """Devices run every work."""
         return None
 

@@ -58,7 +58,7 @@ class Average:
         self._as_given = True
         self._summed = False
         self._open = 0  # answers that the engine has summed, and nobody has counted
-        self._elsewhere: dict[str, set[str]] = {}  # tensors of a section that every job has in a later one
+        self._elsewhere: dict[str, set[str]] = {}  # tensors of a first section that its jobs have in a later one, too
         for job in plan.jobs:
             later = (name for section in job.sections[1:] for name in plan.tensors[section])
             self._elsewhere.setdefault(job.sections[0], set()).update(later)
@@ -77,7 +77,7 @@ class Average:
         if self.engine.together and not self.exact:
             self._waiting.append((upload, weight))
             return
-        parts = self._parts(upload.job, upload.tensors)
+        parts = self._by_section(upload.job, upload.tensors)
         for section, part in parts.items():
             self._fold(section, upload.job).check(_who(upload.job), part, upload.job.window, weight)
         for place, (section, part) in enumerate(parts.items()):
@@ -166,14 +166,14 @@ class Average:
             if self.seen is not None:
                 self.seen(uploads)
             job, keys = uploads[0].job, [_who(upload.job) for upload in uploads]
-            split = [self._parts(job, upload.tensors) for upload in uploads]
+            split = [self._by_section(job, upload.tensors) for upload in uploads]
             for place, section in enumerate(split[0]):
                 rows = None if place or self.label_axis is None else [self._rows(each) or {} for each in uploads]
                 parts = [each[section] for each in split]
                 self._fold(section, job).add_all(keys, parts, job.window, weights, rows)
         self._waiting.clear()
 
-    def _parts(self, job: Job, tensors: Tensors) -> dict[str, Tensors]:
+    def _by_section(self, job: Job, tensors: Tensors) -> dict[str, Tensors]:
         """An answer's tensors by the section they go to."""
         if len(job.sections) == 1:
             return {job.sections[0]: tensors}

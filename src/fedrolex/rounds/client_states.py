@@ -23,7 +23,7 @@ from fedrolex.core import FedrolexError
 
 BUCKETS = 1000
 NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})")  # of a file: client and round
-State = dict[str, Tensor]
+ClientState = dict[str, Tensor]
 
 
 class ClientStates:
@@ -41,12 +41,12 @@ class ClientStates:
             self._scratch = tempfile.TemporaryDirectory()
             folder = Path(self._scratch.name)
         self.folder, self.in_memory = folder, in_memory
-        self._near: OrderedDict[int, tuple[int, State]] = OrderedDict()
+        self._near: OrderedDict[int, tuple[int, ClientState]] = OrderedDict()
         self._unsaved: set[int] = set()
         self._newest: dict[int, tuple[int, str]] = {}  # by client, of its newest file: the round, and a hash
         self._latest = -1
 
-    def get(self, client: int) -> State | None:
+    def get(self, client: int) -> ClientState | None:
         """A copy of a client's newest state, or None if it has none yet."""
         if client not in self._near:
             versions = self._versions(client)
@@ -107,7 +107,7 @@ class ClientStates:
         """A hash of all that is on disk and current."""
         return _hash("".join(f"{client} {version}\n" for client, version in sorted(self._newest.items())).encode())
 
-    def _keep(self, client: int, round: int, state: State) -> None:
+    def _keep(self, client: int, round: int, state: ClientState) -> None:
         self._near[client] = (round, state)
         self._near.move_to_end(client)
         while len(self._near) > self.in_memory:
@@ -129,7 +129,7 @@ class ClientStates:
         """The rounds a client's states on disk were written in."""
         return [version for _, version in self._on_disk(f"{client % BUCKETS:03d}/{client}-*")]
 
-    def _read(self, client: int, round: int) -> State:
+    def _read(self, client: int, round: int) -> ClientState:
         path = self._path(client, round)
         try:
             return load(path.read_bytes())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedrolex.slicing import Axes, Fold, Window
 
-Sums = dict[Fraction, tuple[float, float, float]]
+DriftSums = dict[Fraction, tuple[float, float, float]]
 """By capacity: Σ⟨Δ, Δ̄⟩, Σ‖Δ̄‖² and Σ‖Δ‖²."""
 
 
@@ -57,8 +57,8 @@ class Drift:
         """Drift by capacity, given the server's new tensors; the device is asked once."""
         return drift_of(self.sums(new))
 
-    def sums(self, new: Mapping[str, Tensor]) -> Sums:
-        """The three sums by capacity, given the server's new tensors; those of several rounds' parts may be added."""
+    def sums(self, new: Mapping[str, Tensor]) -> DriftSums:
+        """The three sums by capacity, given the server's new tensors; sums of parts of a cohort may be added."""
         changes = torch._foreach_sub([new[name] for name in self.state], list(self.state.values()))
         moved = dict(zip(self.state, changes, strict=True))
         sums: dict[Fraction, Tensor] = {}
@@ -77,7 +77,7 @@ class Drift:
         return {capacity: (row[0], row[1], row[2]) for capacity, row in zip(sums, rows, strict=True)}
 
 
-def drift_of(sums: Sums) -> dict[str, float]:
+def drift_of(sums: DriftSums) -> dict[str, float]:
     """Drift by capacity, the largest first."""
     return {
         str(capacity): 1 - along / (mean * square) ** 0.5 if mean * square > 0 else 0.0

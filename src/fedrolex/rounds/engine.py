@@ -52,7 +52,7 @@ class Engine(ABC):
         self.precision = precision
         self.device = torch.device("cpu") if device is None else device
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """Why this engine cannot run a round's client work, in a few words; None where it can."""
         return None
 

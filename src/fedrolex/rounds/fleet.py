@@ -56,7 +56,7 @@ class Fleet:
         if self.clients < 1 or not 1 <= self.cohort <= self.clients:
             raise FedrolexError(f"a cohort of {self.cohort} of {self.clients} clients: give 1 ≤ cohort ≤ clients")
         if not self.capacities:
-            raise FedrolexError("a fleet needs at least one capacity")
+            raise FedrolexError("fleet.capacities is empty: give at least one, such as 1/2")
         if not 0 <= self.stragglers <= 1:
             raise FedrolexError(f"fleet.stragglers is {self.stragglers}: give a chance between 0 and 1")
         for value in self.capacities:
@@ -65,7 +65,8 @@ class Fleet:
             if len(self.shares) != len(self.capacities):
                 raise FedrolexError(f"{len(self.shares)} shares for {len(self.capacities)} capacities: give one each")
             if any(share < 0 for share in self.level_shares) or sum(self.level_shares) != 1:
-                raise FedrolexError("the shares of the capacities must be at least 0 and add up to 1")
+                given = ", ".join(map(str, self.shares))
+                raise FedrolexError(f"fleet.shares is {given}: give shares that are at least 0 and add up to 1")
         if isinstance(self.availability, int | float):
             if not 0 < self.availability <= 1:
                 raise FedrolexError(f"availability {self.availability} is outside (0, 1]")

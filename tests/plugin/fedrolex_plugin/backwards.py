@@ -12,9 +12,9 @@ from fedrolex.engines.cpu.loop import Loop
 class Backwards(Engine):
     """The same results as ``loop``: a client's result does not depend on the others."""
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """Anything but deadlines."""
-        return None if work.deadline is None else "backwards does not look at the clock"
+        return None if plan.deadline is None else "backwards does not look at the clock"
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train from the last to the first, then answer in order."""

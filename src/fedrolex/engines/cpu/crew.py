@@ -16,14 +16,14 @@ from dataclasses import replace
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
+from fedrolex.clients.messages import Failure, Job, Kind, RoundPlan, Upload
 from fedrolex.clients.slot import Precision
 from fedrolex.core.errors import FedrolexError
 from fedrolex.core.threads import threads_for
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.engines.cpu.units import Unit, first_together, units_of
-from fedrolex.engines.cpu.worker import Results, Worker
-from fedrolex.engines.visits import Kind, close_visit, open_visits
+from fedrolex.engines.cpu.worker import CrewWorker, Results
+from fedrolex.engines.visits import close_visit, open_visits
 from fedrolex.rounds.engine import Engine, interrupted, unknown_hooks
 
 ROOM = 2**30  # bytes of updates kept at once
@@ -55,22 +55,22 @@ class Crew(Engine):
         self.draws = False
         self._stop = threading.Event()
         self._alone: set[Kind] = set()
-        self._crew = [Worker(precision, self._stop, self._alone) for _ in range(self.workers)]
+        self._crew = [CrewWorker(precision, self._stop, self._alone) for _ in range(self.workers)]
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """Work without steps of its own; no deadlines, and no models that draw, other than for dropout."""
-        if work.deadline is not None:
-            return interrupted(work)
-        return DRAWS if self.draws else unknown_hooks(work.work)
+        if plan.deadline is not None:
+            return interrupted(plan)
+        return DRAWS if self.draws else unknown_hooks(plan.work)
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Train the clients, wave by wave; answers come in the order of the jobs."""
         waves = self._waves(plan)
         self.together = len(waves) == 1
         for wave in waves:
-            part = replace(plan, jobs=wave)
+            asked = replace(plan, jobs=wave)
             before = torch.get_rng_state()
-            trained = self._trained(part)
+            trained = self._trained(asked)
             if torch.equal(before, torch.get_rng_state()):
                 for job in wave:
                     found = trained[job.key]
@@ -78,10 +78,10 @@ class Crew(Engine):
             else:  # who drew what depends on who came first: once more, one after the other
                 torch.set_rng_state(before)
                 self.together, self.draws = False, True
-                yield from Loop(precision=self.precision).run(part)
+                yield from Loop(precision=self.precision).run(asked)
 
     def _waves(self, plan: RoundPlan) -> list[list[Job]]:
-        """The jobs in parts whose updates there is room for."""
+        """The jobs in waves whose updates there is room for."""
         copies = 1 if plan.work.changed.isdisjoint({"before", "after"}) else 3  # what hooks keep of each client
         waves: list[list[Job]] = [[]]
         used = 0
@@ -117,7 +117,7 @@ class Crew(Engine):
             return
         threads, queue, lock = torch.get_num_threads(), iter(units), threading.Lock()
 
-        def work(worker: Worker) -> None:
+        def work(worker: CrewWorker) -> None:
             torch.set_num_threads(max(1, threads // self.workers))
             torch.get_num_threads()  # makes it stick: a thread takes the process's number when it first asks
             while not self._stop.is_set():

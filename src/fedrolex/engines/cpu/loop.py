@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from fedrolex.clients.dropout import OwnDropout, has_dropout
-from fedrolex.clients.messages import Failure, Job, RoundPlan, Upload
+from fedrolex.clients.messages import Failure, Job, Kind, RoundPlan, Upload
 from fedrolex.clients.slot import Slot
 from fedrolex.clients.visit import Visit, examples_of, stream_seed, why_failed
 from fedrolex.core.threads import spread_over, threads_for
-from fedrolex.engines.visits import Kind
 from fedrolex.rounds.engine import Engine
 
 
@@ -23,7 +22,7 @@ class Loop(Engine):
     """Plain and obviously right, on a CPU or a GPU; runs every client's work."""
 
     shares_process = True
-    slots: ClassVar[type[Slot]] = Slot
+    slot_class: ClassVar[type[Slot]] = Slot
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -34,7 +33,7 @@ class Loop(Engine):
         for job in plan.jobs:
             try:
                 yield self.trained(plan, job)
-            except (Exception, TimeoutError) as failure:
+            except Exception as failure:
                 yield Failure(job, why_failed(failure))
 
     def trained(self, plan: RoundPlan, job: Job) -> Upload:
@@ -63,10 +62,10 @@ class Loop(Engine):
 
     def slot(self, plan: RoundPlan, job: Job) -> Slot:
         """The slot for a job's network and widths."""
-        key = (job.network, plan.widths(job))
-        if key not in self._slots:
-            self._slots[key] = self.slots(self.cut(plan, job), self.precision)
-        return self._slots[key]
+        kind = plan.kind(job)
+        if kind not in self._slots:
+            self._slots[kind] = self.slot_class(self.cut(plan, job), self.precision)
+        return self._slots[kind]
 
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
         """A new sub-model of a job's widths."""

@@ -73,10 +73,16 @@ def _uses(last: Node | None) -> Counter[Node]:
 
 
 def _own_weight(node: Node, uses: Counter[Node]) -> Tensor | None:
-    """The large weight of a linear layer, where nothing else in the model uses or watches it."""
+    """The large weight of a linear layer, where nothing else in the model uses or watches it.
+
+    None where the layer's bias is not trained: no gradient of the weight is asked for, so nothing may lead the way back
+    to the layer then, and the weight would never move.
+    """
     if node.name() != "AddmmBackward0" or node._saved_alpha != 1:  # type: ignore[attr-defined]
         return None
-    turned = node.next_functions[2][0]
+    bias, turned = node.next_functions[0][0], node.next_functions[2][0]
+    if bias is None:
+        return None
     if turned is None or turned.name() != "TBackward0" or uses[turned] != 1:
         return None
     leaf = turned.next_functions[0][0]

@@ -9,10 +9,10 @@ from functools import cached_property
 from itertools import pairwise
 
 from fedrolex.clients.dropout import has_dropout
-from fedrolex.clients.messages import Network, RoundPlan
+from fedrolex.clients.messages import Kind, Network, RoundPlan
 from fedrolex.clients.visit import Visit
 from fedrolex.engines.stacking import filling
-from fedrolex.engines.visits import Kind, steps_of
+from fedrolex.engines.visits import steps_of
 
 STACKED_VALUES = 2**12  # of a parameter on average, up to which clients are worth a stack
 FEWEST, MOST = 4, 10  # clients of a stack
@@ -54,26 +54,26 @@ def units_of(plan: RoundPlan, visits: Sequence[Visit], workers: int, alone: Coll
     filled = {name: _filling(plan, name) for name in {visit.job.network for visit in visits}}
     groups: dict[tuple[Kind, int], list[Visit]] = {}
     for visit in visits:
-        kind = (visit.job.network, plan.widths(visit.job))
+        kind = plan.kind(visit.job)
         groups.setdefault((kind, 0 if filled[kind[0]] is not None else len(visit.examples)), []).append(visit)
     units = []
     for (kind, _), group in groups.items():
         parameters = plan.axes(group[0].job).parameters(group[0].job.window)
         stackable = kind not in alone and _is_stackable(plan.networks[kind[0]], parameters)
-        parts = parts_of(len(group), workers) if stackable else len(group)
+        count = stacks_of(len(group), workers) if stackable else len(group)
         longest_first = sorted(group, key=lambda visit: (-steps_of(visit), -len(visit.examples)))
-        ends = [len(group) * part // parts for part in range(parts + 1)]
+        ends = [len(group) * number // count for number in range(count + 1)]
         units += [Unit(kind, longest_first[a:b], parameters, filled[kind[0]]) for a, b in pairwise(ends)]
     return sorted(units, key=lambda unit: -unit.cost)
 
 
-def parts_of(clients: int, multiple: int) -> int:
+def stacks_of(clients: int, multiple: int) -> int:
     """How many stacks to make of clients of one kind; as many as there are clients where stacks are not worth it."""
     if clients < FEWEST:
         return clients
-    parts = -(-clients // MOST)
-    even = -(-parts // multiple) * multiple
-    return even if clients >= even * FEWEST else parts
+    fewest = -(-clients // MOST)
+    even = -(-fewest // multiple) * multiple
+    return even if clients >= even * FEWEST else fewest
 
 
 def first_together(costs: Sequence[float], workers: int, most: int | None = None) -> int:

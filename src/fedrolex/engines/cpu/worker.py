@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.clients.dropout import OwnDropout
-from fedrolex.clients.messages import Failure, Job, RoundPlan, Tensors
+from fedrolex.clients.messages import Failure, Job, Kind, RoundPlan, Tensors
 from fedrolex.clients.slot import Precision
 from fedrolex.clients.visit import Visit, why_failed
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.engines.cpu.slot import CpuSlot, plain_rate
 from fedrolex.engines.cpu.units import Unit
 from fedrolex.engines.stacking import Stack
-from fedrolex.engines.visits import Key, Kind, epoch_of, starts, steps_of
+from fedrolex.engines.visits import Key, epoch_of, starts, steps_of
 from fedrolex.rounds.finite import not_finite
 
-CUTTING = threading.Lock()
+CUTTING = threading.Lock()  # a cut changes the process's generator for a while, and puts it back
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 Results = dict[Key, Failure | tuple[Visit, bool]]
@@ -55,7 +55,7 @@ class Copies:
         return dict(zip(tensors, place, strict=True))
 
 
-class Worker(Loop):
+class CrewWorker(Loop):
     """A worker has sub-models of its own, channels last, and leaves when it is told to.
 
     Args:
@@ -64,7 +64,7 @@ class Worker(Loop):
         alone: kinds of clients that turned out not to be stackable; all workers of a crew have the same set.
     """
 
-    slots = CpuSlot
+    slot_class = CpuSlot
 
     def __init__(self, precision: Precision, stop: threading.Event, alone: set[Kind]) -> None:
         super().__init__(precision=precision)
@@ -91,7 +91,7 @@ class Worker(Loop):
         return slot
 
     def cut(self, plan: RoundPlan, job: Job) -> nn.Module:
-        """Channels last; a new module draws weights, which is not what counts as drawing."""
+        """A new sub-model, channels last; the weights that it draws are not what counts as drawing."""
         with CUTTING, torch.random.fork_rng(devices=[]):
             return super().cut(plan, job).to(memory_format=torch.channels_last)
 

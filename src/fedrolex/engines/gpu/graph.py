@@ -38,15 +38,15 @@ class Graph(Engine):
             way.neighbours.update(other for other in self.ways if other is not way)
         self.way: Waves | None = None
 
-    def supports(self, work: RoundPlan) -> str | None:
-        """What the last way, the most general one, cannot run, nobody can."""
+    def supports(self, plan: RoundPlan) -> str | None:
+        """None where one of the ways can; else the reason of the last way, the most general one."""
         for way in self.ways:
-            if (why := way.supports(work)) is None:
+            if (why := way.supports(plan)) is None:
                 return None
         return why
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
-        """Train the clients."""
+        """Train the clients by the first way that can."""
         self.together = False
         self.way = next((way for way in self.ways if way.supports(plan) is None), self.ways[-1])
         for answer in self.way.run(plan):
@@ -54,9 +54,9 @@ class Graph(Engine):
             yield answer
 
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged | None:
-        """By the way that ran."""
+        """The average as the way that trained the last round takes it."""
         return None if self.way is None else self.way.average(uploads, weights, label_axis)
 
     def release(self) -> bool:
-        """Of all ways."""
+        """Give back what all ways keep on the device: they are neighbours of the first."""
         return self.ways[0].release()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrolex.clients import Failure, RoundPlan, Slot, Tensors, Visit, why_failed
+from fedrolex.clients import Failure, Kind, RoundPlan, Slot, Tensors, Visit, why_failed
 from fedrolex.engines.gpu.seats import Seated, Seats
 from fedrolex.engines.visits import Key, batch_sizes, order_of
 from fedrolex.rounds import interrupted, out_of_memory, unknown_hooks
@@ -22,16 +22,16 @@ class Lane(Seats):
         self.tensors = visit.network.axes.state(slot.module, visit.job.window)
 
     def begin(self, visits: Sequence[Visit]) -> None:
-        """The one client's."""
+        """Get the slot ready for the first step of its one client."""
         self.work.start(self.slot, visits[0])
 
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """By the work's step in the slot, shape ``()``."""
+        """The work's own step in the slot; the loss, shape ``()``."""
         held = self.held[0] if self.work.mask != "none" else None
         return self.work.step(self.slot, x[0], y[0], self.task.loss, self.rate, held)
 
     def trained(self, place: int) -> Tensors:
-        """The slot's."""
+        """The tensors of the slot, which is the only place."""
         return self.tensors
 
     def sizes(self) -> Tensor:
@@ -45,21 +45,21 @@ class Lane(Seats):
 class Lanes(Seated):
     """Trains clients side by side, each in a captured slot of its own; runs any model and any loss."""
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """All but deadlines, and steps of one's own: a step may depend on what a captured step cannot see."""
-        return unknown_hooks(work.work) if work.deadline is None else interrupted(work)
+        return unknown_hooks(plan.work) if plan.deadline is None else interrupted(plan)
 
     def _seated(self, plan: RoundPlan, visits: Sequence[Visit], failures: dict[Key, Failure]) -> list[Seats]:
         """Every client in the next free lane of its widths, the widest first: their steps are launched first."""
-        seated, taken = [], Counter[object]()
+        seated, taken = [], Counter[Kind]()
         for visit in visits:
-            widths = (visit.job.network, plan.widths(visit.job))
+            kind = plan.kind(visit.job)
             try:
-                lane = self._seats([visit], 1, taken[widths])
+                lane = self._seats([visit], 1, taken[kind])
                 for size in set(batch_sizes(visit, 0)):
                     lane.step(size)
                 seated.append(lane)
-                taken[widths] += 1
+                taken[kind] += 1
             except Exception as failure:
                 if out_of_memory(failure):
                     raise

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients import Failure, Job, Precision, RoundPlan, Tensors, Upload, Visit, stream_seed
+from fedrolex.clients import Failure, Job, Kind, Precision, RoundPlan, Tensors, Upload, Visit, stream_seed
 from fedrolex.engines.gpu.captured import captured
 from fedrolex.engines.gpu.waves import Waves
-from fedrolex.engines.visits import Key, Kind, close_visit, open_visits, steps_of
+from fedrolex.engines.visits import Key, close_visit, open_visits, steps_of
 from fedrolex.tasks import Examples
 
 
@@ -158,7 +158,7 @@ class Seated(Waves):
 
     def _module(self, plan: RoundPlan, job: Job) -> nn.Module:
         """A sub-model of a job's widths, for its code and for hooks to try things with."""
-        kind, network = (job.network, plan.widths(job)), plan.networks[job.network]
+        kind, network = plan.kind(job), plan.networks[job.network]
         if kind not in self._modules:
             self._modules[kind] = network.axes.cut(network.module, job.window)
         return self._modules[kind]
@@ -166,7 +166,7 @@ class Seated(Waves):
     def _seats(self, visits: Sequence[Visit], places: int, number: int) -> Seats:
         """The seats of a number for clients of the same widths, of whom the first has the most examples."""
         plan, job = visits[0].plan, visits[0].job
-        kept = self._kept.setdefault(((job.network, plan.widths(job)), places), [])
+        kept = self._kept.setdefault((plan.kind(job), places), [])
         if number == len(kept):
             kept.append(self._made(visits, places, self._stream(sum(map(len, self._kept.values())))))
         elif len(visits[0].examples) > kept[number].y.shape[1]:

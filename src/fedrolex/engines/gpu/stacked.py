@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedrolex.clients import Failure, RoundPlan, Tensors, Visit
+from fedrolex.clients import Failure, Kind, RoundPlan, Tensors, Visit
 from fedrolex.engines.gpu.seats import Seated, Seats
 from fedrolex.engines.stacking import Stack, filling
-from fedrolex.engines.visits import Key, Kind, batch_sizes, epoch_of, read_ahead, starts
+from fedrolex.engines.visits import Key, batch_sizes, epoch_of, read_ahead, starts
 from fedrolex.rounds import interrupted, unknown_hooks
 
 PLACES = 16  # clients in one step, at most
@@ -24,7 +24,7 @@ FEWEST = 4  # clients of the same widths from which on stacked convolutions pay
 STACKED_PARAMETERS = 2**18  # up to which stacked convolutions pay
 
 
-class Rows(Seats):
+class StackSeats(Seats):
     """Places for clients of the same widths, each a row of one stack.
 
     Attributes:
@@ -41,41 +41,41 @@ class Rows(Seats):
         self.left = torch.zeros(places, dtype=torch.int64, device=self.y.device)
 
     def begin(self, visits: Sequence[Visit]) -> None:
-        """The stack's."""
+        """Have the stack forget its optimiser's memory and take the constants of these clients."""
         self.stack.begin(self.work, visits)
 
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """By the stack's step, shape ``(places,)``."""
+        """One step of the stack, in which clients that are done stand still; the losses, shape ``(places,)``."""
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels' gradients do not take stacked clients
             return self.stack.step(self.work, self.task.loss, x, y, self.rate, self.counter < self.left)
 
     def trained(self, place: int) -> Tensors:
-        """Its row."""
+        """The tensors of a place: its row of the stack's."""
         return {name: tensor[place] for name, tensor in self.tensors.items()}
 
     def sizes(self) -> Tensor:
-        """The sums of all values."""
+        """The sum of all values of each place."""
         return self.stack.sums()
 
 
 class Stacked(Seated):
     """Trains cohorts of many small clients: networks that treat examples one by one, losses that ignore a target."""
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """Work without hooks of its own between steps, where batches can be filled up and stacking pays."""
-        if work.deadline is not None:
-            return interrupted(work)
-        if any(filling(work, network) is None for network in {job.network for job in work.jobs}):
+        if plan.deadline is not None:
+            return interrupted(plan)
+        if any(filling(plan, network) is None for network in {job.network for job in plan.jobs}):
             return "batches cannot be filled up with examples that nothing notices"
-        if work.work.optimizer == "adam" and work.work.epochs > 1:
+        if plan.work.optimizer == "adam" and plan.work.epochs > 1:
             return "clients that are done early would need an Adam of their own"  # its count of steps is one for all
-        return unknown_hooks(work.work) or _does_not_pay(work)
+        return unknown_hooks(plan.work) or _does_not_pay(plan)
 
     def _seated(self, plan: RoundPlan, visits: Sequence[Visit], failures: dict[Key, Failure]) -> list[Seats]:
         """Clients with about as many examples are side by side."""
         groups: dict[Kind, list[Visit]] = {}
         for visit in sorted(visits, key=lambda visit: -len(visit.examples)):
-            groups.setdefault((visit.job.network, plan.widths(visit.job)), []).append(visit)
+            groups.setdefault(plan.kind(visit.job), []).append(visit)
         seated = []
         for group in groups.values():
             places = min(PLACES, len(group) + len(group) % 2)  # cohorts that differ by one use the same stacks
@@ -85,7 +85,7 @@ class Stacked(Seated):
 
     def _made(self, visits: Sequence[Visit], places: int, stream: Any) -> Seats:
         plan, job = visits[0].plan, visits[0].job
-        made = Rows(visits[0], self._module(plan, job), places, self.precision, stream)
+        made = StackSeats(visits[0], self._module(plan, job), places, self.precision, stream)
         made.begin(visits)  # makes what the step will read
         made.step(plan.work.batch)
         return made
@@ -94,7 +94,7 @@ class Stacked(Seated):
         """Tensors that several clients receive are cut once."""
         parts = iter(starts([visit for each in seats for visit in each.visits]))
         for each in seats:
-            assert isinstance(each, Rows)
+            assert isinstance(each, StackSeats)
             each.stack.load([next(parts) for _ in each.visits])
             each.start(plan)
 
@@ -103,7 +103,7 @@ class Stacked(Seated):
         batch = plan.work.batch
         ignored: dict[str, Any] = {name: filling(plan, name) for name in {job.network for job in plan.jobs}}
         for each in seats:
-            assert isinstance(each, Rows)
+            assert isinstance(each, StackSeats)
             left = [0] * len(each.left)
             for place, visit in enumerate(each.visits):
                 count = len(visit.examples)
@@ -123,7 +123,7 @@ def _does_not_pay(plan: RoundPlan) -> str | None:
     modules = [module for name in {job.network for job in plan.jobs} for module in plan.networks[name].module.modules()]
     if not any(isinstance(module, nn.modules.conv._ConvNd) for module in modules):
         return None if len(plan.jobs) >= PLACES else f"fewer than {PLACES} clients are not worth a stack"
-    kinds = Counter((job.network, plan.widths(job)) for job in plan.jobs)
+    kinds = Counter(plan.kind(job) for job in plan.jobs)
     if min(kinds.values(), default=0) < FEWEST:
         return f"fewer than {FEWEST} clients of the same widths are not worth a stack of convolutions"
     if any(plan.axes(job).parameters(job.window) > STACKED_PARAMETERS for job in plan.jobs):

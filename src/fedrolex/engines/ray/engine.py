@@ -25,7 +25,7 @@ from fedrolex.engines.ray.pool import PATIENCE, Outcome, Pool, PooledWorker, poo
 from fedrolex.engines.ray.shards import Costs, dealt, in_order, worth_adding
 from fedrolex.engines.ray.wire import PartialSum, RunSent, Shard, pack, unpack
 from fedrolex.rounds import Average, Engine
-from fedrolex.rounds.drift import Sums, drift_of
+from fedrolex.rounds.drift import DriftSums, drift_of
 from fedrolex.slicing.sums import MOST
 
 PIECES = 4  # of a cohort for every worker, where answers come one by one
@@ -99,23 +99,27 @@ class RayEngine(Engine):
         """The workers; the cluster is asked for when they are needed first."""
         return pool_of(self.workers, self.trained_on, self.cores)
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """What other processes can make, too."""
-        if work.origin is None:
+        if plan.origin is None:
             return "workers make a run from its recipe, and this one has none"
-        return f"a cohort of more than {MOST:,}" if len(work.jobs) > MOST else None
+        return f"a cohort of more than {MOST:,}" if len(plan.jobs) > MOST else None
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         """Deal the cohort out; answers come in the order of the jobs."""
         if not plan.jobs:
             return
+        given = 0
         try:
-            yield from self._round(plan)
+            for answer in self._round(plan):
+                given += 1
+                yield answer
+                del answer  # before the next one comes, which may need its memory
         except NotMadeError:
             if self._by_value:
                 raise
             self._by_value, self._run = True, None
-            yield from self._round(plan)
+            yield from self._round(replace(plan, jobs=plan.jobs[given:]))
 
     def _round(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
         self.traffic, self._plan, self._drifted = Traffic(), plan, []
@@ -206,7 +210,7 @@ class RayEngine(Engine):
         """As the workers measured it; nothing where one of them was lost since."""
         if self._plan is None or self._plan.summing is None or not self._plan.summing.drift or not new:
             return None
-        ray, stored, total = self.pool.ray, self._stored(MODEL, new), Sums()
+        ray, stored, total = self.pool.ray, self._stored(MODEL, new), DriftSums()
         run = self._told(self._plan).key
         refs = [member.handle.drift.remote(run, self._serial, stored.ref) for member in self._drifted]
         try:

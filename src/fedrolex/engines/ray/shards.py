@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from fedrolex.clients import Job, RoundPlan
-from fedrolex.engines.visits import Kind
+from fedrolex.clients import Job, Kind, RoundPlan
 from fedrolex.slicing import Window
 from fedrolex.slicing.sums import hull
 
@@ -37,7 +36,7 @@ class Costs:
         return self._seconds.get(kind, speed * self._sizes[kind])
 
     def _kind(self, plan: RoundPlan, job: Job) -> Kind:
-        kind = (job.network, plan.widths(job))
+        kind = plan.kind(job)
         if kind not in self._sizes:
             self._sizes[kind] = plan.axes(job).parameters(job.window) + BASE
         return kind

@@ -24,7 +24,7 @@ from fedrolex.engines.auto import choose
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.engines.ray.wire import Box, Done, JobAnswer, PartialSum, RunSent, Shard, pack, unpack
 from fedrolex.rounds import Average, Engine
-from fedrolex.rounds.drift import Drift, Sums
+from fedrolex.rounds.drift import Drift, DriftSums
 from fedrolex.rounds.refusal import refusal
 from fedrolex.slicing import one_line
 
@@ -73,7 +73,7 @@ class Worker:
         """Train a shard's clients; ``sections`` are the server's tensors, as the shard names them."""
         return self._thread.submit(self._train, run, shard, sections).result()
 
-    def drift(self, run: str, serial: int, new: bytes) -> Sums:
+    def drift(self, run: str, serial: int, new: bytes) -> DriftSums:
         """How far the clients that this worker trained in an attempt at a round drifted from the new average."""
         return self._thread.submit(self._drift, run, serial, new).result()
 
@@ -147,7 +147,7 @@ class Worker:
             adding.seen = seen
         return adding
 
-    def _drift(self, run: str, serial: int, new: bytes) -> Sums:
+    def _drift(self, run: str, serial: int, new: bytes) -> DriftSums:
         torch.set_num_threads(self.threads)
         known = self._runs[run]
         if known.drift is None or known.drift[0] != serial:

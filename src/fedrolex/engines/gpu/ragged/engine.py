@@ -30,14 +30,14 @@ class Ragged(Waves):
         super().__init__(**options)
         self.places: dict[str, Places] = {}  # of every network that was trained, by its name
 
-    def supports(self, work: RoundPlan) -> str | None:
+    def supports(self, plan: RoundPlan) -> str | None:
         """Plain training of PreResNets with static norms by SGD or Adam, to their end."""
         if find_spec("triton") is None:
             return "ragged kernels need Triton, which is not installed"
-        networks = (why_not(work.networks[name], work.task) for name in {job.network for job in work.jobs})
+        networks = (why_not(plan.networks[name], plan.task) for name in {job.network for job in plan.jobs})
         here = None if self.device.type == "cuda" or INTERPRETED else "ragged kernels need a GPU"
-        why = interrupted(work) or unknown_hooks(work.work, {"rate"}) or next(filter(None, networks), None)
-        return why or _why_not_jobs(work) or here
+        why = interrupted(plan) or unknown_hooks(plan.work, {"rate"}) or next(filter(None, networks), None)
+        return why or _why_not_jobs(plan) or here
 
     def _holds(self) -> bool:
         return bool(self.places)
@@ -76,12 +76,12 @@ class Ragged(Waves):
 
     def _places_for(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[tuple[Places, list[Job]]]:
         """Places of every network, with the jobs that are theirs; those without jobs stay as they are."""
-        from fedrolex.engines.gpu.ragged.places import STREAMS, Places
+        from fedrolex.engines.gpu.ragged.places import STREAMS_USED, Places
 
         for name in dict.fromkeys(job.network for job in jobs):
             if name not in self.places:
-                first = STREAMS * len(self.places)
-                streams = [self._stream(number) for number in range(first, first + STREAMS)]
+                first = STREAMS_USED * len(self.places)
+                streams = [self._stream(number) for number in range(first, first + STREAMS_USED)]
                 self.places[name] = Places(plan.networks[name], self.precision, self.device, streams)
             yield self.places[name], [job for job in jobs if job.network == name]
 

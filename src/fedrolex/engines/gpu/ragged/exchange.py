@@ -22,7 +22,7 @@ SIZE = 1024
 IDLE = -1
 
 
-class Exchange:
+class CohortExchange:
     """Carries parameters between the server, whose model has these axes, and cohorts, in the order of their places."""
 
     def __init__(self, axes: Axes, cohorts: Sequence[Cohort]) -> None:

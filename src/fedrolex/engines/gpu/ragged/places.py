@@ -16,17 +16,18 @@ from torch import Tensor
 
 from fedrolex.clients import Failure, Job, Network, Precision, RoundPlan, Upload
 from fedrolex.engines.gpu.ragged.cohort import Cohort
-from fedrolex.engines.gpu.ragged.exchange import Exchange
+from fedrolex.engines.gpu.ragged.exchange import CohortExchange
 from fedrolex.engines.visits import Key, order_of
 from fedrolex.models import PreResNet
 from fedrolex.rounds import Averaged, out_of_memory
+from fedrolex.rounds.drift import DriftSums, drift_of
 from fedrolex.slicing import Window
 from fedrolex.tasks import Classification
 
 WIDE = 32  # channels of the first layer from which a client is wide
 SPARE = 2  # places more than needed, where more are needed than before
 REMEMBERED = 10_000  # clients whose classes are known
-STREAMS = 4  # that the places of a network use: two for wide clients, two for narrow ones
+STREAMS_USED = 4  # by the places of a network: two for wide clients, two for narrow ones
 
 Widths = tuple[tuple[str, int], ...]
 
@@ -47,7 +48,7 @@ class Places:
 
     Args:
         network: of PreResNets; its cohorts have the precision and are on the device.
-        streams: as many as :data:`STREAMS`; each is None without a GPU.
+        streams: as many as :data:`STREAMS_USED`; each is None without a GPU.
     """
 
     def __init__(self, network: Network, precision: Precision, device: torch.device, streams: Sequence[Any]) -> None:
@@ -57,7 +58,7 @@ class Places:
         self.cohorts: list[Cohort] = []  # of wide and of narrow clients, as far as there are any
         self._placed: list[Placement] = []
         self._places: dict[Widths, list[tuple[Cohort, int, int]]] = {}  # cohort, place in it, number
-        self._exchange: Exchange | None = None
+        self._exchange: CohortExchange | None = None
         self._homes: dict[tuple[str, ...], int] = {}
         self._needed: dict[Widths, int] = {}
         self._room = self._at_once = 0
@@ -109,7 +110,7 @@ class Places:
             for place, widths in enumerate(group):
                 self._places.setdefault(widths, []).append((cohort, place, before + place))
             self.cohorts.append(cohort)
-        self._exchange = Exchange(self.network.axes, self.cohorts)
+        self._exchange = CohortExchange(self.network.axes, self.cohorts)
 
     def _why_not(self, plan: RoundPlan, images: int) -> str | None:
         """Why a client cannot be trained: the same as in ``loop``."""
@@ -216,15 +217,12 @@ class Places:
                 rows[number[upload.job.key], list(upload.labels or ())] = 1
         home, held = self._homes[uploads[0].job.sections], None if rows is None else rows.to(self.device)
         new, sums, finite = self._exchange.average(share, label_axis, held, home)
-        drift: dict[Fraction, list[float]] = {}
+        drift: DriftSums = {}
         for upload in uploads:
-            mine = drift.setdefault(upload.job.capacity, [0.0, 0.0, 0.0])
-            for which, value in enumerate(sums[number[upload.job.key]]):
-                mine[which] += value
-        by_capacity = {
-            str(c): 1 - a / (b * m) ** 0.5 if b * m > 0 else 0.0 for c, (a, b, m) in sorted(drift.items())[::-1]
-        }
-        return Averaged(new, by_capacity, finite or None)
+            along, mean, square = drift.get(upload.job.capacity, (0.0, 0.0, 0.0))
+            own = sums[number[upload.job.key]]
+            drift[upload.job.capacity] = along + own[0], mean + own[2], square + own[1]
+        return Averaged(new, drift_of(drift), finite or None)
 
     def _labels_of(self, plan: RoundPlan, job: Job) -> list[int]:
         """The classes a client holds; asked once."""
