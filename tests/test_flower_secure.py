@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedrolex import FedrolexError, prepare
-from fedrolex.flower.loopback import key
+from fedrolex.flower.certificates import make_key
 from fedrolex.flower.secure_messages import keys_record
 from fedrolex.flower.settings import Settings
 from fedrolex.privacy.areas import Areas
@@ -271,7 +271,7 @@ def test_devices_that_know_each_other_refuse_invented_ones(tmp_path: Path) -> No
     folder = tmp_path / "known"
     folder.mkdir()
     for node in WHO:
-        key(tmp_path / f"{node - 100}")
+        make_key(tmp_path / f"{node - 100}")
         (tmp_path / f"{node - 100}.pub").rename(folder / f"{node - 100}.pub")
 
     def invented(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
