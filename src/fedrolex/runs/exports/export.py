@@ -201,6 +201,7 @@ class Exporter:
                 **_pixels(server.task),
             },
             "output": {"name": OUTPUT, "shape": list(plain(example).shape[1:])},
+            **_class_names(server.task),
             "run": str(self.found.run.folder),
             "rounds": server.round,
             "report": dict(report),
@@ -235,6 +236,12 @@ def _pixels(task: Task) -> dict[str, Any]:
     return (
         {} if pixels is None else {"scale": pixels.scale.flatten().tolist(), "shift": pixels.shift.flatten().tolist()}
     )
+
+
+def _class_names(task: Task) -> dict[str, Any]:
+    """The names of the classes in the order of the model's scores; nothing where the task does not know them."""
+    names = [str(name) for name in task.class_names] if isinstance(task, Classification) else []
+    return {"classes": names} if names else {}
 
 
 @torch.inference_mode(False)
