@@ -313,6 +313,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "newer": (lambda folder: change(folder / "model.json", format=2), "update fedrolex"),
     "no recipe": (lambda folder: change(folder / "model.json", recipe=3), "model.json cannot be used"),
     "scale": (lambda folder: change(folder / "model.json", scale=10**9), "scale is 1000000000"),
+    "a large input": (
+        lambda folder: change(folder / "model.json", input={"shape": [2**20, 2**20], "dtype": "float32"}),
+        "an input's shape is [1048576, 1048576]: give at most",
+    ),
+    "an odd input": (
+        lambda folder: change(folder / "model.json", input={"shape": [3, -1], "dtype": "float32"}),
+        "an input's shape is [3, -1]",
+    ),
     "wide": (
         lambda folder: change(folder / "model.json", module={"network": None, "window": {}}),
         "does not fit the model that model.json describes",
