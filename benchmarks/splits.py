@@ -26,7 +26,7 @@ import torch
 from fedrolex import Classification, Recipe, Run, prepare
 from fedrolex.data.where import data_folder
 from fedrolex.recipes import find_recipe
-from fedrolex.runs.side_by_side import Job, side_by_side
+from fedrolex.runs.side_by_side import ReadyRun, side_by_side
 from fedrolex.tasks.partition import Partition
 
 LABELS, CLIENTS, CLASSES = 2, 100, 10
@@ -58,7 +58,7 @@ def strangers(task: Classification) -> int:
     return sum(not bool((held[:, one] & held[:, other]).any()) for one, other in combinations(range(CLASSES), 2))
 
 
-def job(split: str, options: argparse.Namespace, folder: Path) -> tuple[Job, int]:
+def job(split: str, options: argparse.Namespace, folder: Path) -> tuple[ReadyRun, int]:
     """The run of a split, and the pairs of classes that never meet in it."""
     seed, rounds = int(split.removeprefix("numpy:")), options.rounds
     recipe = find_recipe("cifar10").with_settings([

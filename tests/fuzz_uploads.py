@@ -19,8 +19,8 @@ from fuzz_targets import Target
 from methods_shared import SMALL, answered
 
 from fedrolex import Engine, Failure, FedrolexError, Recipe, RoundPlan, Training, Upload, prepare
-from fedrolex.flower.engine import Devices, Exchange, by_client
-from fedrolex.flower.messages import Answer, Answered, Profile
+from fedrolex.flower.engine import Devices, Terms, by_client
+from fedrolex.flower.messages import Answer, AnsweredJob, Profile
 from fedrolex.flower.secure_messages import (
     keys_record,
     masked_record,
@@ -59,14 +59,14 @@ class Given(Engine):
 
     def __init__(self, keeps: bool) -> None:
         super().__init__()
-        self.exchange = Exchange(recipe="", keeps=keeps)
+        self.terms = Terms(recipe="", keeps=keeps)
         self.client, self.reply = 0, RecordDict()
 
     def supports(self, plan: RoundPlan) -> None:
         return None
 
     def run(self, plan: RoundPlan) -> Iterator[Upload | Failure]:
-        devices = Devices(cast(Any, None), cast(Any, None), self.exchange, print)
+        devices = Devices(cast(Any, None), cast(Any, None), self.terms, print)
         message = cast(Message, SimpleNamespace(content=self.reply, has_error=lambda: False))
         found = devices.checked(plan, {self.client: message})
         yield from found.values()
@@ -123,7 +123,7 @@ def whole_uploads() -> list[bytes]:
         training = training_of(method)
         before = training.server.round
         upload = answered(training)[0]
-        told = Answered(
+        told = AnsweredJob(
             upload.job.name, "", upload.examples, upload.steps, upload.loss, upload.labels, upload.kept is not None,
             packed(upload.tensors), packed(upload.sent),
         )  # fmt: skip

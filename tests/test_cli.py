@@ -39,6 +39,13 @@ def test_a_mistake_from_the_shell_is_one_line_and_exit_status_2() -> None:
     assert done.stderr == "error: cannot import 'nothing': No module named 'nothing'\n"
 
 
+@pytest.mark.parametrize(("words", "near"), [(["trian"], "'train'"), (["data", "gt"], "'get'")])
+def test_a_mistyped_command_is_answered_with_a_near_one_once(words: list[str], near: str) -> None:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert result.output.count(f"Did you mean {near}?") == 1
+
+
 def test_slice_prints_axes_sizes_and_the_proof() -> None:
     result = CliRunner().invoke(app, ["slice", MODEL, "--input", "2x3x32x32"])
     assert result.exit_code == 0, result.output

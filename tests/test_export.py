@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from told import told
 from torch import Tensor, nn
@@ -251,8 +253,30 @@ def test_a_task_given_in_python_is_given_again(tmp_path: Path) -> None:
         assert torch.equal(load(tmp_path / "model", task=task)(x), made.model(x))
         program: Any = torch.export.load(tmp_path / "model" / "model.pt2").module()
         assert torch.allclose(program(x), made.model(x), atol=1e-5)
+    assert classes(tmp_path / "model") is None
     assert "given in Python: give it" in told(lambda: load(tmp_path / "model"))
     assert "given in Python: give it" in told(lambda: export(tmp_path / "run", "1/4"))
+
+
+def classes(folder: Path) -> Any:
+    """What an export says of its classes."""
+    return json.loads((folder / "model.json").read_text()).get("classes")
+
+
+def test_the_names_of_classes_are_written_in_the_order_of_the_scores(exported: Exported, tmp_path: Path) -> None:
+    assert classes(exported.folder) == list("0123456789")
+    draw = np.random.default_rng(0)
+    for name in ("dog", "ant", "zebra"):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for number in range(20):
+            Image.fromarray(draw.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / f"{number}.png")
+    run = trained(tmp_path / "run", f"task.data={tmp_path / 'photos'}", "task.model=convnet", "rounds=1")
+    made = export(run.folder, "1/2", tmp_path / "half", windows=1, formats=())
+    assert classes(made.folder) == ["ant", "dog", "zebra"]
+    task = prepare(run.recipe()).server.task
+    assert isinstance(task, Classification)
+    assert "2 class_names, but 3 classes" in told(lambda: replace(task, class_names=("ant", "dog")))
 
 
 def test_candidates_are_those_of_the_rounds(run: Run) -> None:
@@ -289,6 +313,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "newer": (lambda folder: change(folder / "model.json", format=2), "update fedrolex"),
     "no recipe": (lambda folder: change(folder / "model.json", recipe=3), "model.json cannot be used"),
     "scale": (lambda folder: change(folder / "model.json", scale=10**9), "scale is 1000000000"),
+    "a large input": (
+        lambda folder: change(folder / "model.json", input={"shape": [2**20, 2**20], "dtype": "float32"}),
+        "an input's shape is [1048576, 1048576]: give at most",
+    ),
+    "an odd input": (
+        lambda folder: change(folder / "model.json", input={"shape": [3, -1], "dtype": "float32"}),
+        "an input's shape is [3, -1]",
+    ),
     "wide": (
         lambda folder: change(folder / "model.json", module={"network": None, "window": {}}),
         "does not fit the model that model.json describes",

@@ -131,6 +131,8 @@ def test_a_model_of_ones_own_and_a_device_too_small() -> None:
     assert "largest that fits: 1/2" in done.output
     done = CliRunner().invoke(app, [*words, "--memory", "2kB"])
     assert "no capacity fits into 2kB: the smallest takes" in str(done.exception)
+    done = CliRunner().invoke(app, [*words, "--memory", "10MB", "--batch", "0"])
+    assert "batch is 0: give a whole number of at least 1" in str(done.exception)
 
 
 @pytest.mark.parametrize(("text", "size"), [("512MB", 512_000_000), ("1.5 GiB", 3 * 2**29), ("7", 7), ("2kb", 2000)])

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 
-from flower_grid import SMALL, Nodes, config, fleet, flower_run, simulated
+from flower_grid import SMALL, Done, Nodes, config, fleet, flower_run, simulated
 from flower_methods import Creep
 from flwr.app import Context, Message, RecordDict
 
@@ -158,6 +158,8 @@ def test_methods_whose_server_reads_devices_are_refused(method: str) -> None:
         ({"timeuot": 3}, "did you mean 'timeout'"),
         ({"threshold": 0.4}, "at least a half"),
         ({"least": 1}, "hides nothing"),
+        ({"reach": 0.0}, "run-config.reach is 0.0: give a number above 0"),
+        ({"timeout": -1}, "run-config.timeout is -1.0: give a number above 0"),
         ({"set": "fleet.redrawn=true"}, "for simulations"),
         ({"set": "fleet.stragglers=0.1"}, "for simulations"),
     ],
@@ -275,6 +277,25 @@ def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     run = flower_run(tmp_path / "run", *method, nodes=fleet(tmp_path / "run", *method, who={}, more=own))
     wanted = simulated(tmp_path / "same", *method)
     assert all(torch.equal(run.tensors[key], tensor) for key, tensor in wanted.tensors.items())
+
+
+def test_a_device_takes_nothing_that_it_kept_in_a_run_by_another_recipe(tmp_path: Path) -> None:
+    """What rounding left of a change is its run's: it does not fit another model's, and lies to another seed's."""
+
+    def run(name: str, device: str, *settings: str) -> Done:
+        own = {
+            node: {"client": node - 100, "capacity": held, "folder": str(tmp_path / device)}
+            for node, held in {100: "1", 101: "1/2", 102: "1/4"}.items()
+        }
+        nodes = fleet(tmp_path / name, *settings, who={}, more=own, transport="bf16")
+        return flower_run(tmp_path / name, *settings, nodes=nodes)
+
+    run("before", "device")
+    absent = "fleet.trace=[[0, 1, 2], [0, 2], [0, 1, 2]]"  # client 1 has nothing newer than the run before in round 2
+    for name, settings in (("wide", ["task.width=16"]), ("seed", ["seed=5"])):
+        again, wanted = (run(f"{name}-{device}", device, *settings, absent) for device in ("device", f"new-{name}"))
+        assert [row["dropped"] for row in again.rows] == [{}, {}, {}]
+        assert all(torch.equal(again.tensors[key], tensor) for key, tensor in wanted.tensors.items())
 
 
 def test_a_device_that_lost_what_it_kept_is_left_out(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ pytest.importorskip("flwr", reason="needs fedrolex[flower]")
 from flower_grid import Done, simulated
 
 from fedrolex import FedrolexError, Run
-from fedrolex.flower.loopback import Loopback, family, key
+from fedrolex.flower.certificates import make_key
+from fedrolex.flower.loopback import Loopback, family
 
 APP = Path(__file__).parents[1] / "examples" / "flower"
 SET = ["task.width=8", "task.limit=180", "fleet.clients=3", "fleet.cohort=3", "device=cpu", "callbacks=[drift]",
@@ -41,7 +42,7 @@ def same_bits(one: Done, other: Done) -> bool:
 def test_three_devices_over_tls_give_the_bits_of_a_simulation_and_strangers_are_refused(
     fleet: Loopback, tmp_path: Path
 ) -> None:
-    key(fleet.folder / "stranger")  # which nobody registers
+    make_key(fleet.folder / "stranger")  # which nobody registers
     fleet.start_node(0, "stranger")
     said = fleet.run(APP, {"set": ";".join([*SET, "rounds=2"]), "out": str(tmp_path / "run")})
     assert "round 1: 3 devices" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedrolex import FedrolexError, prepare
-from fedrolex.flower.loopback import key
+from fedrolex.flower.certificates import make_key
 from fedrolex.flower.secure_messages import keys_record
 from fedrolex.flower.settings import Settings
+from fedrolex.privacy.areas import Areas
 from fedrolex.privacy.masks import Keys, public, secret
 from fedrolex.privacy.quantised import Quantised
 from fedrolex.recipes import find_recipe
@@ -192,6 +194,19 @@ def test_a_victim_that_is_lied_to_all_along_sends_nothing_that_is_masked(tmp_pat
     assert near(run, simulated(tmp_path / "same", *SIX, "rounds=1", "fleet.trace=[[1, 2, 3, 4, 5]]"))
 
 
+def test_a_server_that_asks_for_masked_values_twice_gets_them_once(tmp_path: Path) -> None:
+    again: list[Message] = []
+
+    def ask(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:
+        if message.metadata.message_type == "train.masked":
+            again.append(nodes.reply(deepcopy(message)))
+        return [reply]
+
+    run = secure_run(tmp_path / "run", "rounds=1", change={100: ask})
+    assert run.rows[0]["dropped"] == {}
+    assert ["second masking of one round" in str(reply.error.reason) for reply in again] == [True]
+
+
 def test_a_device_alone_with_its_capacity_refuses(tmp_path: Path) -> None:
     who = {100: "1", **{100 + client: "1/2" for client in range(1, 6)}}
     nodes = fleet(tmp_path / "run", *SIX, "rounds=1", who=who, secure=True)
@@ -241,12 +256,22 @@ def test_settings_that_would_tell_of_single_devices_are_refused(settings: str, s
         secure_run(tmp_path / "run", *settings.split(";"), "rounds=1")
 
 
+def test_two_jobs_of_a_client_in_one_section_are_refused() -> None:
+    """They would be one value in the sum, the last one's."""
+    training = prepare(find_recipe("digits").with_settings([*SMALL, *SIX]))
+    server = training.server
+    jobs = training.method.jobs(server, 0)
+    again = replace(jobs[0], name="again")
+    with pytest.raises(FedrolexError, match="two jobs in section 'model'"):
+        Areas.of([*jobs, again], server.networks, server.state, 2)
+
+
 def test_devices_that_know_each_other_refuse_invented_ones(tmp_path: Path) -> None:
     """The server answers for device 5 itself, with keys of its own: without signatures nobody would notice."""
     folder = tmp_path / "known"
     folder.mkdir()
     for node in WHO:
-        key(tmp_path / f"{node - 100}")
+        make_key(tmp_path / f"{node - 100}")
         (tmp_path / f"{node - 100}.pub").rename(folder / f"{node - 100}.pub")
 
     def invented(nodes: Nodes, node: int, message: Message, reply: Message) -> list[Message]:

@@ -272,6 +272,9 @@ def test_what_cannot_be_a_report_is_refused(tmp_path: Path, runs: Path) -> None:
         write_report([runs / "static"], tmp_path)
     with pytest.raises(FedrolexError, match="there is no folder"):
         write_report([runs / "static"], tmp_path / "nowhere" / "page.html")
+    (tmp_path / ".page.html.new").mkdir()  # where the page is written before it is put in its place
+    with pytest.raises(FedrolexError, match=r"^cannot write \S+/page.html: Is a directory; what was there"):
+        write_report([runs / "static"], tmp_path / "page.html")
 
 
 def test_numbers_that_are_none_make_no_page_fail(tmp_path: Path) -> None:

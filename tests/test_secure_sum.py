@@ -260,6 +260,21 @@ def test_a_device_whose_shares_give_another_secret_is_accused() -> None:
         summed(which, keys, COHORT, masked, helped, wrong)
 
 
+def test_a_device_masks_its_values_once() -> None:
+    """Masked again, for one device fewer or from other weights, values would tell what the masks hide."""
+    which = plan()
+    sent = values(which)[3]
+    parties, keys, shared = shared_all(which)
+    others = {other: shared[other][3] for other in COHORT if other != 3}
+    parties[3].receive(others)
+    parties[3].masked(sent)
+    parties[3].receive({other: text for other, text in others.items() if other != 21})
+    with pytest.raises(FedrolexError, match="second masking"):
+        parties[3].masked(sent)
+    with pytest.raises(FedrolexError, match="second sharing"):
+        parties[3].share(keys)
+
+
 def test_shares_that_are_none_are_seen_before_anything_is_masked() -> None:
     which = plan()
     parties, _, shared = shared_all(which)

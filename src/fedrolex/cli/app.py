@@ -6,9 +6,10 @@ from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.main import get_command
 
+from fedrolex.cli.options import Group
 from fedrolex.core import FedrolexError
 from fedrolex.core.importing import resolve
 from fedrolex.core.version import VERSION
@@ -54,7 +55,7 @@ COMMANDS = {
 """Of every command the place in ``fedrolex.cli``, and the first line of its help: it is imported only when it runs."""
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The commands by name. Listing them imports none; PyTorch alone takes seconds."""
 
     def __init__(self, **settings: Any) -> None:

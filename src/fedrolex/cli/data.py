@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from fedrolex.cli.console import console, table
-from fedrolex.cli.options import AsJson, DataFolder
+from fedrolex.cli.options import AsJson, DataFolder, Group
 from fedrolex.data.get import CATALOGUE, find_source, get, lacking
 from fedrolex.data.where import data_folder
 
 data_app = typer.Typer(
-    name="data", help="Get data sets, and see which are there.", no_args_is_help=True, add_completion=False
+    name="data", cls=Group, help="Get data sets, and see which are there.", no_args_is_help=True, add_completion=False
 )
 
 

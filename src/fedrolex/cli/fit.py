@@ -53,7 +53,8 @@ def fit_command(
     read_inputs(example or [])
     model = build_model(what, arguments or []) if recipe is None else recipe.task.make_model(recipe.fleet.server_scale)
     names = list(capacities or (CAPACITIES if recipe is None else recipe.fleet.capacities))
-    batch = batch or (BATCH if recipe is None else recipe.client.batch)
+    if batch is None:
+        batch = BATCH if recipe is None else recipe.client.batch
     optimizer = optimizer or ("sgd" if recipe is None else _optimizer(recipe))
     taken = _taken(model, read_inputs(example or [], model), names, recipe, batch, optimizer)
     fitting = [name for name, one in taken.items() if one.total <= room]

@@ -1,9 +1,11 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments that several commands have, and what groups of commands have in common."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 INPUT = "2x3x224x224"
 
@@ -34,3 +36,12 @@ Arguments = Annotated[
     ),
 ]
 Figure = Annotated[Path | None, typer.Option(help="Also draw it to this file (png, svg or pdf).")]
+
+
+class Group(TyperGroup):
+    """Commands by name; for a mistyped one a near one is named once. Typer does that, and newer Clicks do as well."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        clicks = sys.modules[typer.BadParameter.__module__]
+        self.suggest_commands = not hasattr(clicks, "NoSuchCommand")

@@ -9,7 +9,7 @@ import torch
 
 from fedrolex.clients import Job, RoundPlan, Tensors, Upload
 from fedrolex.core import FedrolexError
-from fedrolex.flower.messages import NEW, Answered
+from fedrolex.flower.messages import NEW, AnsweredJob
 from fedrolex.flower.transport import Transport, unpacked, unpacked_freely
 from fedrolex.methods.method import size
 from fedrolex.rounds.finite import not_finite
@@ -26,7 +26,7 @@ def most_bytes(plan: RoundPlan, jobs: list[Job]) -> int:
     return ROOM + 4 * sum(size(plan.received(job)) for job in jobs)
 
 
-def upload_of(plan: RoundPlan, job: Job, said: Answered, transport: Transport, *, keeps: bool) -> Upload:
+def upload_of(plan: RoundPlan, job: Job, said: AnsweredJob, transport: Transport, *, keeps: bool) -> Upload:
     """A device's answer to a job as an engine gives it; raises, in one line, where it cannot be one.
 
     What the device keeps, where the method ``keeps`` something, stays on the device: the server keeps the number of the

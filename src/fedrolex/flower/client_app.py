@@ -44,8 +44,9 @@ def client_app(recipe: Recipe | None = None, task: OwnTask | None = None) -> Cli
     def device(context: Context) -> Device:
         made, described, key = training(context)
         client, transport = number(context), Settings.read(context.run_config).transport
+        memory = TensorVersions(context.state, _folder(context, client, key))
         return Device(
-            made, client, capacity(context, lambda: made), TensorVersions(context.state, _folder(context, client)), key,
+            made, client, capacity(context, lambda: made), memory, key,
             transport=transport, checkpoint_every=described.checkpoint_every,
         )  # fmt: skip
 
@@ -100,6 +101,7 @@ def capacity(context: Context, training: Callable[[], Training]) -> Fraction:
     return measured(training(), context.node_config) if said == "auto" else exact(str(said))
 
 
-def _folder(context: Context, client: int) -> Path | None:
+def _folder(context: Context, client: int, recipe: str) -> Path | None:
+    """Where a device keeps tensors from run to run: apart from those of a run by another recipe, given by its hash."""
     folder = context.node_config.get("folder")
-    return None if folder is None else Path(str(folder)) / f"client-{client}"
+    return None if folder is None else Path(str(folder)) / f"client-{client}" / recipe

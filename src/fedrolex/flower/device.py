@@ -11,9 +11,9 @@ from fedrolex.clients import Job, RoundPlan, Upload
 from fedrolex.core import FedrolexError
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.flower.fleet import OneRoundFleet
-from fedrolex.flower.messages import NEW, Answer, Answered, Asked
+from fedrolex.flower.messages import NEW, Answer, AnsweredJob, Asked
 from fedrolex.flower.tensor_versions import TensorVersions
-from fedrolex.flower.transport import Transport, packed, rounded, unpacked, unpacked_freely
+from fedrolex.flower.transport import Transport, downward, packed, rounded, unpacked, unpacked_freely
 from fedrolex.rounds import Fleet
 from fedrolex.runs.hooks import jobs_of
 from fedrolex.runs.training import Training
@@ -65,7 +65,7 @@ class Device:
             if isinstance(found, Upload):
                 said.append(self._said(plan, found))
             else:
-                said.append(Answered(job.name, failed=found.why))
+                said.append(AnsweredJob(job.name, failed=found.why))
         return Answer(asked.round, self.client, said)
 
     def jobs(self, asked: Asked) -> list[Job]:
@@ -87,8 +87,7 @@ class Device:
         for place, job in enumerate(mine):
             if job.capacity > self.capacity:
                 raise FedrolexError(f"was asked to train {job.capacity} of the model: it holds {self.capacity}")
-            down: Transport = "fp32" if self.transport == "fp32" else "bf16"
-            parts[job.key] = on(server.device, unpacked(asked.tensors[place], self.form(job), down))
+            parts[job.key] = on(server.device, unpacked(asked.tensors[place], self.form(job), downward(self.transport)))
             sent = {what: on(server.device, unpacked_freely(each)) for what, each in asked.sent[place].items()}
             ticket = asked.tickets[place]
             kept = None if ticket == NEW else on(server.device, self.memory.get(f"kept {job.name}", ticket))
@@ -108,7 +107,7 @@ class Device:
             for name, tensor in whole.items()
         }
 
-    def _said(self, plan: OwnPlan, upload: Upload) -> Answered:
+    def _said(self, plan: OwnPlan, upload: Upload) -> AnsweredJob:
         """An answer as it travels; what the client keeps stays here."""
         job, since = upload.job, plan.round // self.every * self.every
         if upload.kept is not None:
@@ -117,7 +116,7 @@ class Device:
         tensors = dict(upload.tensors)
         if self.transport != "fp32":
             tensors = self._shortened(plan, upload, since)
-        return Answered(
+        return AnsweredJob(
             name=job.name, examples=upload.examples, steps=upload.steps, loss=float(upload.loss),
             labels=upload.labels, keeps=upload.kept is not None,
             tensors=packed(tensors, self.transport), sent=packed(upload.sent),

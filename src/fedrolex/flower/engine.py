@@ -15,7 +15,7 @@ from fedrolex.flower.exchange import exchanged
 from fedrolex.flower.fleet import Present, Roster
 from fedrolex.flower.messages import Answer, Asked, bytes_of, failure_of, one_clear_line, weight_of
 from fedrolex.flower.settings import Settings, digest
-from fedrolex.flower.transport import Transport, packed
+from fedrolex.flower.transport import Transport, downward, packed
 from fedrolex.recipes import Recipe
 from fedrolex.rounds import Engine, Member
 from fedrolex.runs import Training
@@ -25,8 +25,8 @@ Key = tuple[int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """How messages to devices are carried.
+class Terms:
+    """On which terms messages are exchanged with devices: how long, how exactly, and what is believed.
 
     Attributes:
         recipe: a hash of the recipe.
@@ -53,10 +53,10 @@ class Exchange:
     reach: float = 8.0
 
     @staticmethod
-    def of(recipe: Recipe, settings: Settings) -> "Exchange":
+    def of(recipe: Recipe, settings: Settings) -> "Terms":
         """As a run-config says, for a recipe."""
         needs, same = recipe.method.needs, ("timeout", "transport", "least", "threshold", "reach")
-        return Exchange(
+        return Terms(
             recipe=digest(recipe), quorum=recipe.quorum, grace=None if settings.grace < 0 else settings.grace,
             factor=inf if needs.apart else settings.norm_factor, keeps=needs.client_state,
             **{name: getattr(settings, name) for name in same},
@@ -69,7 +69,7 @@ class Devices(Engine):
     Args:
         grid: Flower's way to the nodes.
         fleet: the devices that are there.
-        exchange: how messages are carried.
+        terms: on which messages are exchanged.
         say: tells the user something.
 
     Attributes:
@@ -79,10 +79,10 @@ class Devices(Engine):
     label = "flower"
     foreign = True
 
-    def __init__(self, grid: Grid, fleet: Present, exchange: Exchange, say: Callable[[str], None]) -> None:
+    def __init__(self, grid: Grid, fleet: Present, terms: Terms, say: Callable[[str], None]) -> None:
         super().__init__()
-        self.grid, self.fleet, self.exchange, self.say = grid, fleet, exchange, say
-        self.norms = Norms(exchange.factor, exchange.most)
+        self.grid, self.fleet, self.terms, self.say = grid, fleet, terms, say
+        self.norms = Norms(terms.factor, terms.most)
         self.strays: list[str] = []
 
     @property
@@ -108,9 +108,9 @@ class Devices(Engine):
         return exchanged(
             self.grid,
             {self.fleet.nodes[client][0]: message for client, (message, _) in asked.items()},
-            self.exchange.timeout,
-            grace=self.exchange.grace,
-            enough=self.exchange.quorum,
+            self.terms.timeout,
+            grace=self.terms.grace,
+            enough=self.terms.quorum,
             stray=lambda reply: self.stray(plan, reply),
         )
 
@@ -121,14 +121,13 @@ class Devices(Engine):
             if client not in self.fleet.nodes:
                 continue
             node, _ = self.fleet.nodes[client]
-            down: Transport = "fp32" if self.exchange.transport == "fp32" else "bf16"
             content = Asked(
                 plan.round, client, [Member(client, jobs[0].capacity)], [job.name for job in jobs],
-                [ticket_of(job.kept) for job in jobs], self.exchange.recipe,
-                [packed(plan.received(job), down) for job in jobs],
+                [ticket_of(job.kept) for job in jobs], self.terms.recipe,
+                [packed(plan.received(job), downward(self.terms.transport)) for job in jobs],
                 [{purpose: packed(tensors) for purpose, tensors in job.sent.items()} for job in jobs],
             ).record()  # fmt: skip
-            found[client] = Message(content, node, "train", group_id=str(plan.round), ttl=self.exchange.timeout), jobs
+            found[client] = Message(content, node, "train", group_id=str(plan.round), ttl=self.terms.timeout), jobs
             self.carried = {**self.carried, **_split(bytes_of(content), jobs)}
         return found
 
@@ -155,7 +154,7 @@ class Devices(Engine):
     def _read(self, plan: RoundPlan, client: int, jobs: list[Job], reply: Message | None) -> list[Upload | Failure]:
         """The answers in a reply; raises, in one line, where it is none."""
         if reply is None:
-            raise FedrolexError(f"did not answer within {self.exchange.timeout:g} s")
+            raise FedrolexError(f"did not answer within {self.terms.timeout:g} s")
         if reply.has_error():
             raise failure_of(reply)
         size, weight, most = bytes_of(reply.content), weight_of(reply.content), most_bytes(plan, jobs)
@@ -177,7 +176,7 @@ class Devices(Engine):
             if said.failed:
                 found.append(Failure(job, one_clear_line(said.failed)))
                 continue
-            found.append(upload_of(plan, job, said, self.exchange.transport, keeps=self.exchange.keeps))
+            found.append(upload_of(plan, job, said, self.terms.transport, keeps=self.terms.keeps))
         return found
 
     def stray(self, plan: RoundPlan, reply: Message) -> None:
@@ -198,12 +197,12 @@ Kind = TypeVar("Kind", bound=Devices)
 
 def on_devices(training: Training, grid: Grid, recipe: Recipe, settings: Settings, kind: type[Kind]) -> Kind:
     """Let a training run on the nodes of a grid, by an engine of a kind."""
-    exchange = Exchange.of(recipe, settings)
+    terms = Terms.of(recipe, settings)
     roster = Roster(
-        grid, training.server.fleet, exchange.recipe, timeout=settings.timeout, patience=settings.patience,
+        grid, training.server.fleet, terms.recipe, timeout=settings.timeout, patience=settings.patience,
         enough=recipe.quorum, say=training.say,
     )  # fmt: skip
-    engine = kind(grid, roster.present, exchange, training.say)
+    engine = kind(grid, roster.present, terms, training.say)
     training.server.fleet, training.engine = roster.present, engine
     return engine
 

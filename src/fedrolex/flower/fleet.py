@@ -36,6 +36,7 @@ class Present(Fleet):
     Attributes:
         nodes: Flower's id and the capacity of every client that is there.
         look: brings ``nodes`` up to date; called before a round's cohort is drawn.
+        looked: the rounds for which it was called.
     """
 
     nodes: dict[int, tuple[int, Fraction]] = field(default_factory=dict, compare=False)

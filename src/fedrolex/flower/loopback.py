@@ -4,7 +4,6 @@ Plain processes on 127.0.0.1; everything lies in one folder, and everything ends
 """
 
 import argparse
-import ipaddress
 import json
 import os
 import signal
@@ -17,17 +16,12 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 from fedrolex.core import FedrolexError
+from fedrolex.flower.certificates import certify, make_key
 from fedrolex.slicing import exact
 
 QUIET = {
@@ -39,7 +33,6 @@ QUIET = {
 
 NAME = "loopback"
 PROGRAMS = Path(sys.executable).parent
-PLAIN = serialization.NoEncryption()
 
 
 class Loopback:
@@ -109,7 +102,7 @@ class Loopback:
 
     def register(self, name: str) -> None:
         """Make a key for a node, and make it known to the SuperLink."""
-        key(self.folder / name)
+        make_key(self.folder / name)
         self.flwr("supernode", "register", str(self.folder / f"{name}.pub"), NAME)
 
     def start_node(self, place: int, name: str | None = None) -> None:
@@ -191,54 +184,6 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
-
-
-def key(path: Path) -> None:
-    """A node's key pair, as ``ssh-keygen -t ecdsa -b 384`` makes it."""
-    private = ec.generate_private_key(ec.SECP384R1())
-    secret = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, PLAIN)
-    _write(path, secret)
-    public = private.public_key()
-    path.with_name(f"{path.name}.pub").write_bytes(
-        public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    )
-
-
-def certify(folder: Path) -> None:
-    """A certificate authority of one's own (``ca.crt``), and a certificate for 127.0.0.1 (``server.pem``)."""
-    now = datetime.now(UTC)
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedrolex loopback authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-
-    def certificate(name: x509.Name, public: ec.EllipticCurvePublicKey, *, ca: bool) -> x509.CertificateBuilder:
-        return (
-            x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(public)
-            .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + timedelta(days=7))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        )  # fmt: skip
-
-    names: list[x509.GeneralName] = [
-        x509.DNSName("localhost"),
-        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-    ]
-    root = certificate(issuer, authority.public_key(), ca=True).sign(authority, hashes.SHA256())
-    leaf = certificate(subject, own.public_key(), ca=False).add_extension(
-        x509.SubjectAlternativeName(names), critical=False
-    )
-    signed = leaf.sign(authority, hashes.SHA256())
-    (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    (folder / "server.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    secret = own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, PLAIN)
-    _write(folder / "server.key", secret)
-
-
-def _write(path: Path, secret: bytes) -> None:
-    """A file that only its owner may read."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
 
 
 def main() -> None:

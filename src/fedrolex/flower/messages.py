@@ -61,7 +61,8 @@ class Asked:
     @staticmethod
     def read(record: RecordDict) -> "Asked":
         """From a message's content."""
-        config = _config(record, "asked", {"round": int, "client": int, "cohort": list, "jobs": list, "recipe": str})
+        keys = {"round": int, "client": int, "cohort": list, "jobs": list, "tickets": list, "recipe": str}
+        config = _config(record, "asked", keys)
         count = len(config["jobs"])
         sent: list[dict[str, ArrayRecord]] = [{} for _ in range(count)]
         for key, found in record.array_records.items():
@@ -79,7 +80,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredJob:
     """A device's answer to one job.
 
     Attributes:
@@ -109,7 +110,7 @@ class Answer:
 
     round: int
     client: int
-    jobs: Sequence[Answered]
+    jobs: Sequence[AnsweredJob]
 
     def record(self) -> RecordDict:
         """As it travels."""
@@ -142,7 +143,7 @@ class Answer:
                 raise FedrolexError("its answer says labels in a wrong way")
             values = {key: config[key][place] for key in lists}
             records = _arrays(record, f"tensors {place}"), _arrays(record, f"sent {place}")
-            jobs.append(Answered(name=name, **values, labels=labels, tensors=records[0], sent=records[1]))
+            jobs.append(AnsweredJob(name=name, **values, labels=labels, tensors=records[0], sent=records[1]))
         return Answer(config["round"], config["client"], jobs)
 
 

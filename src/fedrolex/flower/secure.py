@@ -101,7 +101,7 @@ class SecureDevice:
         return found
 
     def answer(self, step: str, content: RecordDict) -> RecordDict:
-        """What it answers in one of the steps; whom it cannot make a sum with it tells the server."""
+        """The device's answer in one of the steps: what is asked, or whom it cannot make a sum with."""
         steps = dict(zip(STEPS, (self.keys, self.shares, self.masked, self.unmask), strict=True))
         try:
             return steps[step](content)
@@ -109,14 +109,14 @@ class SecureDevice:
             return RecordDict({"accused": accused_record(error)})
 
     def keys(self, content: RecordDict) -> RecordDict:
-        """Step 0."""
+        """Step 0: begin, with new secrets; the device's public keys of the round."""
         party = Party(self.device.client, self.round(Asked.read(content)).plan)
         keys = self.identity.signed(party.plan.about, party.me, party.advertise())
         keep(party, self.state)
         return RecordDict({"keys": keys_record({party.me: keys})})
 
     def shares(self, content: RecordDict) -> RecordDict:
-        """Step 1."""
+        """Step 1: check everyone's keys; shares of the device's secrets, and what commits it to them."""
         party = self._party(content)
         keys = read_keys(content)
         self.identity.check(party.plan.about, keys)
@@ -125,7 +125,7 @@ class SecureDevice:
         return RecordDict({"shares": texts_record(texts), "commitments": commitments_record(party.commitments())})
 
     def masked(self, content: RecordDict) -> RecordDict:
-        """Step 2: train, round, mask."""
+        """Step 2: open the others' shares, train, round, mask; the device's masked values."""
         asked = Asked.read(content)
         public = self.round(asked)
         party = kept(public.plan, self.device.client, self.state)
@@ -149,7 +149,7 @@ class SecureDevice:
         return RecordDict({"masked": masked_record(masked)})
 
     def unmask(self, content: RecordDict) -> RecordDict:
-        """Step 3."""
+        """Step 3: shares that take the masks off the sums of those whose values have come."""
         party = self._party(content)
         survivors: Any = content.config_records["survivors"]["devices"]
         shares = party.unmask(survivors)

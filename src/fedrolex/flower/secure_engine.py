@@ -79,10 +79,10 @@ class SecureDevices(Devices):
 
     def _steps(self, plan: RoundPlan) -> tuple[list[int], float]:
         """The four steps; the devices whose changes are in the sums, and their mean loss."""
-        exchange = self.exchange
+        terms = self.terms
         self.public = SecureRound.of(
-            plan.jobs, plan.networks, plan.tensors, round=plan.round, recipe=exchange.recipe, least=exchange.least,
-            share=exchange.threshold, reach=exchange.reach,
+            plan.jobs, plan.networks, plan.tensors, round=plan.round, recipe=terms.recipe, least=terms.least,
+            share=terms.threshold, reach=terms.reach,
         )  # fmt: skip
         self._before, self._sums, public = plan.tensors, dict[int, tuple[Words, int]](), self.public.plan
         who = [client for client in by_client(plan) if client in self.fleet.nodes]
@@ -140,7 +140,7 @@ class SecureDevices(Devices):
         sent = [{what: packed(each) for what, each in job.sent.items()} for job in jobs]
         parts = [packed(plan.received(job)) for job in jobs]
         names = [job.name for job in jobs]
-        return Asked(plan.round, client, cohort_of(plan), names, [NEW] * len(jobs), self.exchange.recipe, parts, sent)
+        return Asked(plan.round, client, cohort_of(plan), names, [NEW] * len(jobs), self.terms.recipe, parts, sent)
 
     def _step(
         self, plan: RoundPlan, step: str, contents: Mapping[int, RecordDict], read: Callable[[int, RecordDict], Said]
@@ -149,21 +149,21 @@ class SecureDevices(Devices):
         node = {client: self.fleet.nodes[client][0] for client in contents}
         messages = {
             node[client]: Message(
-                content, node[client], f"train.{step}", group_id=str(plan.round), ttl=self.exchange.timeout
+                content, node[client], f"train.{step}", group_id=str(plan.round), ttl=self.terms.timeout
             )
             for client, content in contents.items()
         }
-        replies = exchanged(self.grid, messages, self.exchange.timeout, stray=lambda reply: self.stray(plan, reply))
+        replies = exchanged(self.grid, messages, self.terms.timeout, stray=lambda reply: self.stray(plan, reply))
         found, accused = dict[int, Said](), dict[int, list[str]]()
         for client, content in contents.items():
             reply = replies.get(node[client])
-            self._count(plan, client, carried(content), 0)
+            self._count(plan, client, _secure_bytes(content), 0)
             try:
                 if reply is None:
-                    raise FedrolexError(f"did not answer within {self.exchange.timeout:g} s")
+                    raise FedrolexError(f"did not answer within {self.terms.timeout:g} s")
                 if reply.has_error():
                     raise failure_of(reply)
-                self._count(plan, client, 0, carried(reply.content))
+                self._count(plan, client, 0, _secure_bytes(reply.content))
                 if weight_of(reply.content) > self._most():
                     raise FedrolexError(f"sent more than {self._most():,} bytes, the most that is looked at")
                 if (complaint := read_accused(reply.content)) is not None:
@@ -212,8 +212,8 @@ def _texts(content: RecordDict, wanted: set[int]) -> dict[int, bytes]:
     return found
 
 
-def carried(content: RecordDict) -> int:
-    """Bytes of tensors, keys and shares in a message."""
+def _secure_bytes(content: RecordDict) -> int:
+    """Bytes of a message of secure sums: of its tensors, keys and shares."""
     said = 0
     for record in content.config_records.values():
         for value in record.values():

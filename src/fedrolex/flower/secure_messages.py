@@ -122,7 +122,8 @@ def keep(party: Party, state: RecordDict) -> None:
     state[STATE] = ConfigRecord(
         {
             "me": party.me, "about": party.plan.about, "seal": party.seal, "mask": party.mask,
-            "areas": list(party.seeds), "seeds": list(party.seeds.values()), "own": party.own, "said": party.said,
+            "areas": list(party.seeds), "seeds": list(party.seeds.values()), "own": party.own, "sent": party.sent,
+            "said": party.said,
         }
     )  # fmt: skip
     state[f"{STATE} keys"] = keys_record(party.keys)
@@ -136,7 +137,8 @@ def kept(plan: SumPlan, me: int, state: RecordDict) -> Party:
         raise FedrolexError("the server goes on with a round, cohort or plan that it did not begin with")
     seeds = dict(zip(found["areas"], found["seeds"], strict=True))
     keys, texts = read_keys(state, f"{STATE} keys"), read_texts(state, f"{STATE} shares")
-    return Party(me, plan, found["seal"], found["mask"], seeds, keys, found["own"], texts, bool(found["said"]))
+    done = bool(found["sent"]), bool(found["said"])
+    return Party(me, plan, found["seal"], found["mask"], seeds, keys, found["own"], texts, *done)
 
 
 def _lists(record: RecordDict, name: str, **kinds: type) -> list[list[Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from fedrolex.core import FedrolexError, check_words
+from fedrolex.core import FedrolexError, check_numbers, check_words
 from fedrolex.core.errors import did_you_mean
 from fedrolex.flower.transport import Transport
 from fedrolex.recipes import Recipe, find_recipe
@@ -47,6 +47,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_words("run-config", self)
+        check_numbers("run-config", self, least={}, positive=("timeout", "reach"))
         if not 0.5 <= self.threshold < 1:
             raise FedrolexError(f"threshold is {self.threshold}: give at least a half, below 1")
         if self.least < 2:

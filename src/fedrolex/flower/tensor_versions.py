@@ -1,6 +1,5 @@
 """What a device keeps between rounds: tensors by name and round, in Flower's state of the node or in a folder."""
 
-import os
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from fedrolex.clients import Tensors
 from fedrolex.core import FedrolexError
 from fedrolex.flower.transport import packed, unpacked_freely
+from fedrolex.runs.checkpoint import write_whole
 
 FILE = re.compile(r"(.*) ([0-9]{1,18})")
 
@@ -45,9 +45,8 @@ class TensorVersions:
             self.state[key] = packed(tensors)
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
-            new = self.folder / f".{key}.new"
-            new.write_bytes(save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}))
-            os.replace(new, self.folder / f"{key}.safetensors")
+            data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
+            write_whole(self.folder / f"{key}.safetensors", data)
         for old in [version for version in self.versions(name) if version < since][:-1]:
             self._drop(f"{_plain(name)} {old}")
 

@@ -30,6 +30,11 @@ DTYPES = {
 }  # fmt: skip
 
 
+def downward(transport: Transport) -> Transport:
+    """How values travel to devices where answers come back by ``transport``: in no fewer than sixteen bits."""
+    return "fp32" if transport == "fp32" else "bf16"
+
+
 def packed(tensors: Tensors, transport: Transport = "fp32") -> ArrayRecord:
     """Tensors as they travel."""
     one_of("transport", transport, get_args(Transport))

@@ -55,10 +55,15 @@ class Areas:
         """The areas of a round's jobs that at least ``least`` devices hold."""
         windows: dict[str, dict[Window, set[int]]] = {}
         axes: dict[str, Axes] = {}
+        known: set[tuple[int, str]] = set()
         for job in jobs:
             if len(job.sections) > 1:
                 raise FedrolexError("secure sums need one section a job: leave method.norms at shared")
             (section,) = job.sections
+            if (job.client, section) in known:
+                twice = f"client {job.client} has two jobs in section {section!r}"
+                raise FedrolexError(f"{twice}: secure sums need a section of its own for each")
+            known.add((job.client, section))
             windows.setdefault(section, {}).setdefault(job.window, set()).add(job.client)
             axes[section] = networks[job.network].axes
         marks: dict[str, dict[str, Tensor]] = {}

@@ -46,7 +46,7 @@ class Identity:
         return Keys(keys.seal, keys.mask, private.sign(_text(about, me, keys), HOW))
 
     def check(self, about: bytes, keys: Mapping[int, Keys]) -> None:
-        """Raise, in one line, unless every device is a known one, and signed its keys for this round and plan."""
+        """Raise AccusedError unless every device is a known one, and signed its keys for this round and plan."""
         if self.known is None:
             return
         strange = [device for device, given in keys.items() if not _signed(self.known, about, device, given)]
@@ -57,9 +57,10 @@ class Identity:
 def _signed(known: Path, about: bytes, device: int, keys: Keys) -> bool:
     try:
         public = load_ssh_public_key((known / f"{device}.pub").read_bytes())
-        assert isinstance(public, ec.EllipticCurvePublicKey)
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            return False
         public.verify(keys.signature, _text(about, device, keys), HOW)
-    except (OSError, ValueError, UnsupportedAlgorithm, AssertionError, InvalidSignature):
+    except (OSError, ValueError, UnsupportedAlgorithm, InvalidSignature):
         return False
     return True
 

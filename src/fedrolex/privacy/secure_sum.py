@@ -93,6 +93,7 @@ class Party:
         keys: everyone's public keys.
         own: its share of its own secrets.
         sealed: others' shares, as they came.
+        sent: whether it has masked its values: once in a round.
         said: whether it has helped to unmask: once in a round.
     """
 
@@ -104,6 +105,7 @@ class Party:
     keys: dict[int, Keys] = field(default_factory=dict, repr=False)
     own: bytes = field(default=b"", repr=False)
     sealed: dict[int, bytes] = field(default_factory=dict, repr=False)
+    sent: bool = False
     said: bool = False
 
     def advertise(self) -> Keys:
@@ -114,6 +116,8 @@ class Party:
 
     def share(self, keys: Mapping[int, Keys]) -> dict[int, bytes]:
         """Step 1: shares of its secrets for every other device, sealed."""
+        if self.keys:
+            raise FedrolexError("the server asks for a second sharing of one round: nothing is sent")
         self.plan.check(list(keys), self.plan.cohort)
         everyone = [key for each in keys.values() for key in (each.seal, each.mask)]
         if keys.get(self.me) != Keys(public(self.seal), public(self.mask)) or len(set(everyone)) != len(everyone):
@@ -123,8 +127,8 @@ class Party:
         alive = [place for place in self.plan.alive(who) if self.me in self.plan.areas[place]]
         self.seeds = {place: secret() for place in alive}
         secrets = [self.mask, *(self.seeds[place] for place in alive)]
-        parts = [shares(each, self.plan.threshold, len(who)) for each in secrets]
-        texts = {device: b"".join(part[place] for part in parts) for place, device in enumerate(who)}
+        split = [shares(each, self.plan.threshold, len(who)) for each in secrets]
+        texts = {device: b"".join(each[number] for each in split) for number, device in enumerate(who)}
         self.own = texts.pop(self.me)
         return {device: sealed(self._key(device), text, self._about(self.me, device)) for device, text in texts.items()}
 
@@ -141,7 +145,12 @@ class Party:
             raise AccusedError(wrong, "sent shares of another round, cohort or plan, or none")
 
     def masked(self, values: Mapping[int, Words]) -> dict[int, Words]:
-        """Step 2, then: its values by area, masked; of areas that enough devices hold."""
+        """Step 2, then: its values by area, masked; of areas that enough devices hold.
+
+        Once in a round: masked again for fewer others, the same values would tell the masks of who is left out.
+        """
+        if self.sent:
+            raise FedrolexError("the server asks for a second masking of one round: nothing is sent")
         there, others, found = sorted([*self.sealed, self.me]), set(self.sealed), {}
         for place in self.plan.alive(there):
             if place not in self.seeds:
@@ -154,6 +163,7 @@ class Party:
                 pair = stream(self._pair(device), _area(self.plan, place), size)
                 total = total + pair if self.me < device else total - pair
             found[place] = total
+        self.sent = True
         return found
 
     def unmask(self, survivors: Sequence[int]) -> Shares:

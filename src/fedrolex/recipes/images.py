@@ -192,6 +192,7 @@ class ImagesRecipe(TaskRecipe):
             rare=self.partition.rare,
             mask="neg_inf" if mask == "none" else mask,
             classes=classes,
+            class_names=images.classes,
         )
         return task, made
 

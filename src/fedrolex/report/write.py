@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedrolex.core import FedrolexError
+from fedrolex.core import FedrolexError, in_one_line
 from fedrolex.core.version import VERSION
 from fedrolex.report.coverage import reached
 from fedrolex.report.kept import keep, kept, key_of
@@ -33,10 +33,8 @@ def write_report(
     if not path.parent.is_dir():
         raise FedrolexError(f"there is no folder {path.parent}: make it, or give another file")
     text = page_of(runs, task, say)
-    try:
+    with in_one_line(f"cannot write {path}"):
         write_whole(path, text.encode("utf-8", "backslashreplace"))
-    except (OSError, ValueError) as error:
-        raise FedrolexError(f"cannot write {path}: {error}") from error
     return path
 
 

@@ -18,13 +18,13 @@ from fedrolex.runs.training import Training, pick_device
 from fedrolex.slicing import Capacity
 from fedrolex.tasks import Task
 
-Device = Literal["auto", "cpu", "cuda"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
 def load(
-    run: Path | str, capacity: Capacity | None = None, *, task: Task | None = None, device: Device = "cpu"
+    run: Path | str, capacity: Capacity | None = None, *, task: Task | None = None, device: DeviceName = "cpu"
 ) -> nn.Module:
     """The model that a run measured, in evaluation mode: it predicts as it was measured, at any batch size.
 
@@ -72,7 +72,7 @@ class Restored:
             raise FedrolexError(f"the data of {self.run.folder} has changed since its checkpoint: {why}")
 
 
-def restored(run: Path | str, task: Task | None, device: Device, data: str | None = None) -> Restored:
+def restored(run: Path | str, task: Task | None, device: DeviceName, data: str | None = None) -> Restored:
     """A run from its folder; for the arguments see :func:`load`. ``data`` is where data sets lie, if not as it was."""
     opened = Run.open(Path(run))
     if task is None and opened.own_task():
@@ -80,7 +80,7 @@ def restored(run: Path | str, task: Task | None, device: Device, data: str | Non
     return placed(opened, made_again(opened, task, device, data))
 
 
-def made_again(run: Run, task: Task | None = None, device: Device = "cpu", data: str | None = None) -> Training:
+def made_again(run: Run, task: Task | None = None, device: DeviceName = "cpu", data: str | None = None) -> Training:
     """What a run trains, before its first round: to look at, not to go on with."""
     recipe = replace(run.recipe(), device=device, engine="loop", precision="fp32", callbacks=[], weights=None)
     return prepare(recipe if data is None else replace(recipe, data=data), task)

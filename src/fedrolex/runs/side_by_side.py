@@ -10,7 +10,7 @@ from fedrolex.engines.gpu.sharing import GATE, own_stream
 from fedrolex.runs.run import Progress, Run
 from fedrolex.runs.training import Training
 
-Job = tuple[Run, Training, Progress | None]
+ReadyRun = tuple[Run, Training, Progress | None]
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # to be in the environment before CUDA starts: runs then do not queue up
 
 
@@ -24,7 +24,7 @@ def fits(training: Training) -> bool:
     return training.engine.shares_process and not any(has_dropout(model) for model in models)
 
 
-def side_by_side(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def side_by_side(ready: Sequence[ReadyRun]) -> list[dict[str, Any]]:
     """Train runs to their end, each in a thread and on a stream of its own; their summaries.
 
     Runs may be of different recipes, as far as :func:`fits` takes them. A run that captures steps waits until the
@@ -33,8 +33,8 @@ def side_by_side(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     The first run that fails, and Ctrl-C, stop the others after the round they are in; all can be resumed.
     """
     stop = threading.Event()
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        futures = [pool.submit(_go, *job, stop) for job in jobs]
+    with ThreadPoolExecutor(len(ready)) as pool:
+        futures = [pool.submit(_go, *each, stop) for each in ready]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:

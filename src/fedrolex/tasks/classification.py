@@ -34,6 +34,7 @@ class Classification(InMemory):
         rare: classes that belong to the small devices.
         mask: how absent classes are treated where local accuracy is measured with them masked.
         classes: how many there are; by default one more than the largest target.
+        class_names: of the classes, in the order of the scores; empty where they have none.
         models: by capacity, as in recipes, what makes the model its clients train instead of a part of ``build``'s.
         build_for: makes the model for so many input channels instead of the images', and so many times as wide, for
             feature maps (FedGKT).
@@ -50,6 +51,7 @@ class Classification(InMemory):
     classes: int = 0
     models: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
     build_for: Callable[[int, int], nn.Module] | None = None
+    class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +67,9 @@ class Classification(InMemory):
             self._set(classes=1 + largest)
         if not isinstance(self.classes, int) or largest >= self.classes:
             raise FedrolexError(f"the task has a target {largest}, but {self.classes!r} classes")
+        if self.class_names and len(self.class_names) != self.classes:
+            given = f"the task has {len(self.class_names)} class_names"
+            raise FedrolexError(f"{given}, but {self.classes} classes: give a name for each, or none")
         known = isinstance(self.rare, Sequence) and all(label in range(self.classes) for label in self.rare)
         if not known:
             raise FedrolexError(f"rare of the task is {self.rare}: there are classes 0 to {self.classes - 1}")

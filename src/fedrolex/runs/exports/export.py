@@ -20,7 +20,7 @@ from fedrolex.runs.exports.candidates import Candidate, calibrated, candidates, 
 from fedrolex.runs.exports.distil import distilled
 from fedrolex.runs.exports.folder import NetworkSource, named_tensors, read_export, rebuild, refuse, write_export
 from fedrolex.runs.exports.formats import BATCH, FORMATS, INPUT, OUTPUT, can_write, check_formats, written_in
-from fedrolex.runs.load import Device, Restored, restored
+from fedrolex.runs.load import DeviceName, Restored, restored
 from fedrolex.runs.model import Models
 from fedrolex.slicing import Capacity, exact
 from fedrolex.tasks import Classification, Task
@@ -98,7 +98,7 @@ class Exporter:
         options: Options,
         *,
         task: Task | None = None,
-        device: Device = "cpu",
+        device: DeviceName = "cpu",
         data: str | None = None,
     ) -> Exporter:
         """For a run's folder; for the arguments see :func:`~fedrolex.runs.load.restored`."""
@@ -201,6 +201,7 @@ class Exporter:
                 **_pixels(server.task),
             },
             "output": {"name": OUTPUT, "shape": list(plain(example).shape[1:])},
+            **_class_names(server.task),
             "run": str(self.found.run.folder),
             "rounds": server.round,
             "report": dict(report),
@@ -237,6 +238,12 @@ def _pixels(task: Task) -> dict[str, Any]:
     )
 
 
+def _class_names(task: Task) -> dict[str, Any]:
+    """The names of the classes in the order of the model's scores; nothing where the task does not know them."""
+    names = [str(name) for name in task.class_names] if isinstance(task, Classification) else []
+    return {"classes": names} if names else {}
+
+
 @torch.inference_mode(False)
 @torch.enable_grad()
 def export(
@@ -251,7 +258,7 @@ def export(
     steps: int = 500,
     one_model: bool = False,
     formats: Sequence[str] | None = None,
-    device: Device = "cpu",
+    device: DeviceName = "cpu",
 ) -> Exported:
     """The model that a device of a capacity runs: chosen, calibrated, measured and written to a folder.
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +34,7 @@ from fedrolex.tasks import Task
 KIND, FORMAT = "fedrolex export", 1
 ABOUT, TENSORS = "model.json", "model.safetensors"
 LARGEST = 2**10  # how many times wider a server's model can be
+MOST_VALUES = 2**27  # of an input
 
 
 # --- what a model is made of ---
@@ -74,7 +77,10 @@ class NetworkSource:
         if self.task is None and isinstance(self.recipe.task, GivenInPython):
             raise FedrolexError("the exported model is of a task given in Python: give it, load(FOLDER, task=task)")
         if type(self.scale) is not int or not 1 <= self.scale <= LARGEST:
-            raise FedrolexError(f"scale is {self.scale!r}")
+            raise FedrolexError(f"scale is {self.scale!r}: give 1 to {LARGEST}")
+        whole = isinstance(self.shape, list) and all(type(size) is int and size > 0 for size in self.shape)
+        if not whole or prod(self.shape) > MOST_VALUES:
+            raise FedrolexError(f"an input's shape is {reprlib.repr(self.shape)}: give at most {MOST_VALUES:,} values")
 
     def network(self, name: str | None) -> nn.Module:
         """The main network or, of a name, a capacity's own; its weights are of no meaning."""
