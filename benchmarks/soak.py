@@ -29,7 +29,7 @@ from torch import nn
 
 from fedrolex import Callback, ClientRecipe, Examples, FleetRecipe, Recipe, Task, Training, train
 from fedrolex.core import CALLBACKS
-from fedrolex.recipes.recipe import alternatives
+from fedrolex.recipes import alternatives
 
 KINDS = ("plain", "kept", "state", "compare", "crew")
 WARM_UP = 0.1
