@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedrolex import Classification, Examples, Exported, Recipe, Run, Task, export, load, prepare, train
+from fedrolex.cli import progress
 from fedrolex.cli.app import app
 from fedrolex.runs.exports.candidates import calibrated, candidates
 from fedrolex.runs.exports.export import Options
@@ -120,6 +121,9 @@ def test_onnx_runtime_says_the_same(run: Run, exported: Exported) -> None:
     if not can_write("onnx"):
         pytest.skip("onnx and onnxscript are not installed")
     session = runtime.InferenceSession(str(exported.folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [each.shape[0] for each in (*session.get_inputs(), *session.get_outputs())] == ["batch", "batch"]
+    said = session.get_modelmeta().custom_metadata_map
+    assert json.loads(said["classes"]) == json.loads((exported.folder / "model.json").read_text())["classes"]
     x = images(run)
     for some in (x, x[:1]):
         (said,) = session.run(["output"], {"input": some.numpy()})
@@ -370,3 +374,12 @@ def test_the_command_prints_tables_or_json(run: Run, tmp_path: Path) -> None:
     assert one["capacity"] == "1/4"
     assert len(one["windows"]) == 2
     assert Path(one["folder"]) == tmp_path / "b"
+
+
+def test_the_command_says_what_it_does_in_a_pipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SILENCE", -1)
+    words = ["export", str(run.folder), "--capacity", "1/4", "--windows", "2", "--format", "pt2"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "quarter")])
+    assert done.exit_code == 0, done.output
+    steps = ["reading", "capacity 1/4: window 1", "capacity 1/4: window 2", "measuring", "capacity 1/4: writing"]
+    assert [line for line, step in zip(done.stderr.splitlines(), steps, strict=True) if not line.startswith(step)] == []

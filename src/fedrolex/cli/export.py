@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedrolex.cli.console import console, remark, table
 from fedrolex.cli.options import AsJson, DataFolder
+from fedrolex.cli.progress import working
 from fedrolex.core import FedrolexError
 from fedrolex.data.images import load_images
 from fedrolex.data.where import data_folder
@@ -58,12 +59,13 @@ def export_command(
     options = Options(windows, distil or images is not None, images, steps, one_model, formats)
     if out is not None:
         refuse(out)
-    exporter = Exporter.of(run, options, data=folder)
-    wanted = wanted or exporter.capacities
-    several, done = len(wanted) > 1, []
-    for level in wanted:
-        place = None if out is None else out / str(level).replace("/", "-") if several else out
-        done.append(exporter(level, place))
+    done = []
+    with working() as say:
+        exporter = Exporter.of(run, options, data=folder, say=say)
+        wanted = wanted or exporter.capacities
+        for level in wanted:
+            place = None if out is None else out / str(level).replace("/", "-") if len(wanted) > 1 else out
+            done.append(exporter(level, place))
     if as_json:
         told = [{**one.report, "folder": str(one.folder)} for one in done]
         typer.echo(json.dumps({"run": str(run), "exports": told}, indent=1))

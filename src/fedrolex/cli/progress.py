@@ -1,12 +1,13 @@
 """What is shown of runs while they go on: a live line each on a terminal, a line now and then in a pipe."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.text import Text
 
@@ -164,6 +165,22 @@ def _step(bar: Progress, screen: Console, run: Watched, quiet: bool) -> RoundDon
             screen.print(run.line(), highlight=False, markup=False, soft_wrap=True)
 
     return step
+
+
+@contextmanager
+def working() -> Iterator[Callable[[str], None]]:
+    """Inside, what is told of long work is shown: as it changes on a terminal, now and then as a line in a pipe."""
+    screen, last = Console(stderr=True), time.monotonic()
+    with screen.status("") as status:  # which shows nothing in a pipe
+
+        def say(said: str) -> None:
+            nonlocal last
+            status.update(escape(said))
+            if not screen.is_terminal and time.monotonic() - last > SILENCE:
+                last = time.monotonic()
+                screen.print(said, highlight=False, markup=False, soft_wrap=True)
+
+        yield say
 
 
 def dropped(row: Mapping[str, Any]) -> list[str]:

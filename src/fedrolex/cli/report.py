@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from fedrolex.cli.console import console
+from fedrolex.cli.progress import working
 from fedrolex.report import write_report
 
 
@@ -19,9 +18,8 @@ def report_command(
 ) -> None:
     """Write one page that needs nothing else: curves, windows, coverage, local accuracies, costs, faults, recipes."""
     every = [each for run in runs for each in ([run] if (run / "recipe.yaml").exists() else _of_seeds(run) or [run])]
-    err = Console(stderr=True)
-    with err.status("") as status:  # which shows nothing in a pipe
-        path = write_report(every, out, say=lambda said: status.update(escape(said)))
+    with working() as say:
+        path = write_report(every, out, say=say)
     console().print(f"report: {path}", highlight=False, soft_wrap=True)
 
 

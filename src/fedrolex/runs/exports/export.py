@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -77,6 +78,10 @@ class Options:
         return [each for each in FORMATS if can_write(each)] if self.formats is None else list(self.formats)
 
 
+def unsaid(said: str) -> None:
+    """For work that nobody watches."""
+
+
 @dataclass(frozen=True)
 class Exporter:
     """Exports models of one run.
@@ -85,11 +90,13 @@ class Exporter:
         found: the run.
         options: for all of them.
         task: given in Python, where the run's was.
+        say: told what is being done, in one line.
     """
 
     found: Restored
     options: Options
     task: Task | None = None
+    say: Callable[[str], None] = unsaid
 
     @classmethod
     def of(
@@ -100,11 +107,13 @@ class Exporter:
         task: Task | None = None,
         device: DeviceName = "cpu",
         data: str | None = None,
+        say: Callable[[str], None] = unsaid,
     ) -> Exporter:
         """For a run's folder; for the arguments see :func:`~fedrolex.runs.load.restored`."""
+        say(f"reading {run}")
         found = restored(run, task, device, data)
         found.check_data()
-        return cls(found, options, task)
+        return cls(found, options, task, say)
 
     @property
     def capacities(self) -> list[Fraction]:
@@ -150,8 +159,9 @@ class Exporter:
         """The best candidate by its calibrated score on held-out examples, and the scores of all."""
         training, options = self.found.training, self.options
         best: tuple[float, Candidate] | None = None
-        tried = []
+        tried: list[dict[str, Any]] = []
         for one in candidates(training.method, training.judged, level, options.windows, plain=options.one_model):
+            self.say(f"capacity {level}: window {len(tried) + 1}, of at most {options.windows}")
             before = score_of(self.held, one.model, training.measure)
             after = score_of(self.held, calibrated(training.server.task, one.model, training.measure), training.measure)
             tried.append({"round": one.round, "before": before, "after": after})
@@ -165,6 +175,7 @@ class Exporter:
         training = self.found.training
         task, measure = training.server.task, training.measure
         model = calibrated(task, chosen.model, measure)
+        self.say("measuring on the test examples")
         test: dict[str, Any] = {
             "whole": score_of(task, self.whole, measure),
             "before": score_of(task, chosen.model, measure),
@@ -173,6 +184,7 @@ class Exporter:
         }
         if self.options.distil:
             options, seed = self.options, training.server.seed
+            self.say(f"distilling, {options.steps} steps")
             taught = distilled(chosen.model, self.whole, task, self.held, options.public, options.steps, seed)
             model = calibrated(task, taught, measure)
             test["distilled"] = score_of(task, model, measure)
@@ -207,7 +219,11 @@ class Exporter:
             "report": dict(report),
             "environment": environment(),
         }
-        files = {f"model.{format}": written_in(format, plain, example) for format in self.options.wanted}
+        names = {key: json.dumps(value) for key, value in _class_names(server.task).items()}
+        files = {}
+        for format in self.options.wanted:
+            self.say(f"capacity {report['capacity']}: writing model.{format}")
+            files[f"model.{format}"] = written_in(format, plain, example, names)
         write_export(folder, plain, about, files)
         if about["module"] is not None:
             read_export(folder, self.task)

@@ -6,7 +6,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,13 +34,14 @@ def check_formats(formats: Sequence[str]) -> None:
             raise FedrolexError(MISSING)
 
 
-def written_in(format: str, model: nn.Module, example: Tensor) -> bytes:
+def written_in(format: str, model: nn.Module, example: Tensor, about: Mapping[str, str] | None = None) -> bytes:
     """A file's content: the model for batches of any size, in evaluation mode.
 
     Args:
         format: one of :data:`FORMATS`.
         model: in evaluation mode, on the CPU; takes one tensor, gives one.
         example: an input of at least two rows.
+        about: what an ONNX file says of the model, by name.
     """
     with in_one_line(f"the model cannot be written as {format}"), torch.no_grad(), _quiet():
         shapes = {INPUT: {0: torch.export.Dim(BATCH)}}
@@ -60,7 +61,22 @@ def written_in(format: str, model: nn.Module, example: Tensor) -> bytes:
                 output_names=[OUTPUT],
                 verbose=False,
             )
-            return path.read_bytes()
+            return _named(path, about or {})
+
+
+def _named(path: Path, about: Mapping[str, str]) -> bytes:
+    """An ONNX file with a name for its first dimension, which PyTorch numbers, and with what is said of the model."""
+    import onnx
+
+    made = onnx.load(path)
+    own = made.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*made.graph.input, *made.graph.output, *made.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == own:
+                dim.dim_param = BATCH
+    onnx.helper.set_model_props(made, dict(about))
+    content: bytes = made.SerializeToString()
+    return content
 
 
 class _OneInput(nn.Module):
