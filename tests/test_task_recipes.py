@@ -59,7 +59,7 @@ def test_every_recipe_is_complete(name: str) -> None:
         (["task.partition=dirichlet", "task.partition.alpha=0"], "task.partition.alpha is 0.0: give a number above 0"),
         (["task.partition={name: heterofl, labels: 11}", "fleet.clients=20"], "11 labels a client of 10 classes"),
         (["task.partition={name: shards, rare: [1]}"], "task.partition.rare needs one of iid, labels, dirichlet"),
-        (["task.data=cifar11"], "data set 'cifar11' is unknown"),
+        (["task.data=cifar11"], "task.data is 'cifar11', and there is no such folder"),
         (["task.norm=layer"], "task.norm is 'layer'"),
         (["client.mask=minus"], "client.mask is 'minus'"),
         (["evaluation.statistics=test"], "evaluation.statistics is 'test'"),

@@ -127,6 +127,11 @@ class Exporter:
         return Models.of(self.found.training)()
 
     @cached_property
+    def whole_score(self) -> float:
+        """Of that model on the test examples: all capacities are shown beside it."""
+        return score_of(self.found.training.server.task, self.whole, self.found.training.measure)
+
+    @cached_property
     def held(self) -> Task:
         """The task with examples to choose by in place of its test examples."""
         return self.found.training.server.task.held_out(HELD)
@@ -177,7 +182,7 @@ class Exporter:
         model = calibrated(task, chosen.model, measure)
         self.say("measuring on the test examples")
         test: dict[str, Any] = {
-            "whole": score_of(task, self.whole, measure),
+            "whole": self.whole_score,
             "before": score_of(task, chosen.model, measure),
             "after": score_of(task, model, measure),
             "distilled": None,
