@@ -193,7 +193,8 @@ def test_global_and_local_accuracy_by_hand() -> None:
     own = Classification("table", lambda _: Table(scores), test, test, parts, Partition.of([[0], [2, 3]]), mask="zero")
     assert own.evaluate(Table(scores))["local_accuracy"] == pytest.approx(1 / 3)  # over examples, not over clients
     assert task.facts() == {
-        "examples": 4, "unused_examples": 0, "test_examples": 4, "labels_per_client": 1.5, "public_examples": 0, "validation_examples": 0,
+        "examples": 4, "unused_examples": 0, "test_examples": 4, "labels_per_client": 1.5,
+        "public_examples": 0, "validation_examples": 0,
     }  # fmt: skip
 
 
