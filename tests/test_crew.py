@@ -15,7 +15,17 @@ from methods_shared import asked
 from test_conformance import alike, changes
 from torch import Tensor, nn
 
-from fedrolex import Classification, Examples, FedrolexError, LocalTraining, Recipe, Training, prepare, trace
+from fedrolex import (
+    Classification,
+    Examples,
+    FedrolexError,
+    LocalTraining,
+    Recipe,
+    Training,
+    elementwise,
+    prepare,
+    trace,
+)
 from fedrolex.clients.messages import MODEL, Failure, Job, Network, RoundPlan, Upload
 from fedrolex.clients.slot import Slot
 from fedrolex.clients.visit import Visit
@@ -171,6 +181,7 @@ class Hooked(LocalTraining):
         visit.received = {name: tensor + 0.01 * visit.job.client for name, tensor in visit.received.items()}
         visit.constants["push"] = {name: torch.full_like(t, 0.1) for name, t in visit.received.items()}
 
+    @elementwise
     def correct(self, parameters: list[Tensor], gradients: list[Tensor], memory: Any) -> None:
         torch._foreach_add_(gradients, memory.constants["push"])
 
@@ -192,6 +203,29 @@ def test_answers_are_those_of_loop(work: LocalTraining, sizes: list[int]) -> Non
     failed = {key[0]: answer.why for key, answer in found.items() if isinstance(answer, Failure)}
     wanted = {2: "is not in the mood", 3: "forgot"} if isinstance(work, Hooked) else {}
     assert failed == {client: why for client, why in wanted.items() if client < len(sizes)}
+
+
+class UnitGradients(LocalTraining):
+    """A hook that looks at a client's gradients as a whole: of many clients at once it would see one large norm."""
+
+    def pull(self, parameters: list[Tensor], gradients: list[Tensor], memory: Any) -> None:
+        torch._foreach_div_(gradients, torch.stack([gradient.norm() for gradient in gradients]).norm() + 1e-6)
+
+
+class CentredGradients(LocalTraining):
+    """A hook that asks for a gradient's shape."""
+
+    def correct(self, parameters: list[Tensor], gradients: list[Tensor], memory: Any) -> None:
+        for gradient in gradients:
+            if gradient.dim() > 1:
+                gradient.sub_(gradient.mean(dim=tuple(range(1, gradient.dim())), keepdim=True))
+
+
+@pytest.mark.parametrize("work", [UnitGradients(batch=4, lr=0.1), CentredGradients(batch=4, lr=0.1)])
+def test_hooks_that_may_look_at_a_client_as_a_whole_are_given_one(work: LocalTraining) -> None:
+    agree(plan([8] * 6, work), stacked=False)
+    assert work.looks_at_wholes is not None
+    assert work.looks_at_wholes.endswith(f"() of {type(work).__name__} is not marked @elementwise")
 
 
 def test_several_jobs_of_a_client_stragglers_and_clients_without_examples() -> None:

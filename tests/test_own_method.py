@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from told import told
 
-from fedrolex import ClientRecipe, FleetRecipe, Recipe, train
+from fedrolex import ClientRecipe, FedRolex, FleetRecipe, Recipe, train
 from fedrolex.core.registry import METHODS
 from fedrolex.recipes.images import ImagesRecipe
 from fedrolex.runs.prepare import prepare
@@ -104,3 +105,13 @@ def test_two_jobs_a_client_and_an_ensemble(shown: dict[str, Any]) -> None:
     judged.eval()
     torch.testing.assert_close(judged(x), sum(part(x) for part in judged.parts))
     assert 0 <= training.evaluate()["global_accuracy"] <= 1
+
+
+class Forgotten(FedRolex):
+    """A setting, and no decorator that makes it one."""
+
+    trust: float = 0.5
+
+
+def test_a_setting_without_the_decorator_is_refused() -> None:
+    assert told(Forgotten).startswith("trust of method Forgotten is no setting yet: put @dataclass(frozen=True,")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,18 @@ from fedrolex.tasks import Mask, masked
 
 Optimizer = Literal["sgd", "adam"]
 Loss = Callable[[Tensor, Tensor], Tensor]
+Hook = TypeVar("Hook", bound=Callable[..., None])
+ELEMENTWISE = "elementwise"
+
+
+def elementwise(hook: Hook) -> Hook:
+    """Mark a ``pull`` or ``correct`` that treats every value alone: sums, products and the like of equal places.
+
+    Engines may give such a hook the tensors of many clients at once, stacked along a new first dimension. One that
+    looks at a client's tensors as wholes (a norm, a mean, a shape) must not be marked; it is given one client's.
+    """
+    setattr(hook, ELEMENTWISE, True)
+    return hook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +83,13 @@ class LocalTraining:
         plain = {name for name, value in vars(LocalTraining).items() if callable(value) and not name.startswith("_")}
         return frozenset(name for name in plain if getattr(type(self), name) is not getattr(LocalTraining, name))
 
+    @cached_property
+    def looks_at_wholes(self) -> str | None:
+        """Why steps of several clients cannot be taken as one: a hook that is not :func:`elementwise`; or None."""
+        own = sorted(self.changed & {"pull", "correct"})
+        found = next((name for name in own if not getattr(getattr(type(self), name), ELEMENTWISE, False)), None)
+        return found and f"{found}() of {type(self).__name__} is not marked @elementwise"
+
     # --- hooks: a client's round ---
 
     def before(self, visit: Visit) -> None:
@@ -113,10 +132,10 @@ class LocalTraining:
         return loss(scores if held is None else masked(scores, held, self.mask), y)
 
     def pull(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
-        """Change gradients in place before they are clipped."""
+        """Change gradients in place before they are clipped; see :func:`elementwise`."""
 
     def correct(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
-        """Change gradients in place after clipping and weight decay, right before the optimiser."""
+        """Change gradients in place after clipping and weight decay, before the optimiser; see :func:`elementwise`."""
 
     # --- numbers of a round ---
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from fedrolex.clients import Job, LocalTraining, Memory, Visit
+from fedrolex.clients import Job, LocalTraining, Memory, Visit, elementwise
 from fedrolex.core import check_numbers
 from fedrolex.methods.fedavg import FedAvg
 from fedrolex.methods.setup import Setup
@@ -27,6 +27,7 @@ class ProximalTraining(LocalTraining):
         """Steps need to know what was received."""
         visit.constants["received"] = visit.received
 
+    @elementwise
     def pull(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
         """Add μ · (w − received)."""
         torch._foreach_add_(gradients, torch._foreach_sub(parameters, memory.constants["received"]), alpha=self.mu)

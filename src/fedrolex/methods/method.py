@@ -1,7 +1,8 @@
 """What every method is made of. As it stands, this class is FedAvg over whatever windows its scheme gives."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, TypeVar
 
@@ -48,6 +49,12 @@ class Method:
     needs: ClassVar[Needs] = Needs()
 
     def __post_init__(self) -> None:
+        settings = {each.name for each in fields(self)}
+        hints = [(cls, *hint) for cls in type(self).__mro__ for hint in inspect.get_annotations(cls).items()]
+        for cls, name, kind in hints:
+            if name not in settings and "ClassVar" not in str(kind):
+                remedy = f"put @dataclass(frozen=True, kw_only=True) above class {cls.__name__}"
+                raise FedrolexError(f"{name} of method {type(self).__name__} is no setting yet: {remedy}")
         check_words("method", self)
 
     def on_devices(self) -> "Method":

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Slot, Tensors, Upload, Visit
+from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Slot, Tensors, Upload, Visit, elementwise
 from fedrolex.core import FedrolexError
 from fedrolex.methods.method import adding
 from fedrolex.methods.needs import Needs
@@ -44,6 +44,7 @@ class ControlledTraining(LocalTraining):
         c, own = visit.job.sent[CONTROL], visit.job.kept
         visit.constants["correction"] = {n: t.clone() if own is None else t - own[n].to(t) for n, t in c.items()}
 
+    @elementwise
     def correct(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
         """Add the correction."""
         torch._foreach_add_(gradients, memory.constants["correction"])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedrolex.clients.messages import Upload
 from fedrolex.clients.optimizer import Memory
-from fedrolex.clients.work import LocalTraining
+from fedrolex.clients.work import LocalTraining, elementwise
 from fedrolex.methods import FedRolex, Setup
 from fedrolex.rounds.round import Round
 
@@ -20,6 +20,7 @@ class Shrinking(LocalTraining):
 
     shrink: float = 0.0
 
+    @elementwise
     def correct(self, parameters: list[Tensor], gradients: list[Tensor], memory: Memory) -> None:
         """Add a multiple of the weights."""
         torch._foreach_add_(gradients, parameters, alpha=self.shrink)

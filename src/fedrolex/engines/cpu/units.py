@@ -45,7 +45,8 @@ class Unit:
 def units_of(plan: RoundPlan, visits: Sequence[Visit], workers: int, alone: Collection[Kind] = ()) -> list[Unit]:
     """A cohort as units of work, the longest first; clients of a kind in ``alone`` are not stacked.
 
-    Stacked are clients of one network and widths, of which there are at least :data:`FEWEST`. The network has no
+    Stacked are clients of one network and widths, of which there are at least :data:`FEWEST`. Hooks between their steps
+    treat every value alone. The network has no
     buffers, and its parameter tensors have at most :data:`STACKED_VALUES` values each on average: operations on so few
     values cost more to call than to do. The clients hold the same number of examples each, or short batches may be
     filled up. Stacks of one kind are of almost equal size, and as many of them as a multiple of ``workers``, where that
@@ -59,7 +60,8 @@ def units_of(plan: RoundPlan, visits: Sequence[Visit], workers: int, alone: Coll
     units = []
     for (kind, _), group in groups.items():
         parameters = plan.axes(group[0].job).parameters(group[0].job.window)
-        stackable = kind not in alone and _is_stackable(plan.networks[kind[0]], parameters)
+        stackable = kind not in alone and plan.work.looks_at_wholes is None
+        stackable = stackable and _is_stackable(plan.networks[kind[0]], parameters)
         count = stacks_of(len(group), workers) if stackable else len(group)
         longest_first = sorted(group, key=lambda visit: (-steps_of(visit), -len(visit.examples)))
         ends = [len(group) * number // count for number in range(count + 1)]

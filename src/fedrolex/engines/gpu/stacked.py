@@ -69,7 +69,7 @@ class Stacked(Seated):
             return "batches cannot be filled up with examples that nothing notices"
         if plan.work.optimizer == "adam" and plan.work.epochs > 1:
             return "clients that are done early would need an Adam of their own"  # its count of steps is one for all
-        return unknown_hooks(plan.work) or _does_not_pay(plan)
+        return unknown_hooks(plan.work) or plan.work.looks_at_wholes or _does_not_pay(plan)
 
     def _seated(self, plan: RoundPlan, visits: Sequence[Visit], failures: dict[Key, Failure]) -> list[Seats]:
         """Clients with about as many examples are side by side."""
