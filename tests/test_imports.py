@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -37,6 +38,16 @@ try:
 except SystemExit as done:
     assert not done.code or not {words}, done.code"""
     assert imported(code) & {TORCH, *HEAVY} == set()
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_sleep_unless_the_user_says_otherwise(given: dict[str, str], found: str) -> None:
+    """Set before PyTorch is imported: OpenMP reads it once."""
+    code = "import os, sys\nfrom fedrolex.cli.app import main\nsys.argv = ['fedrolex', '--version']\ntry:\n    main()\n"
+    code += "finally:\n    print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    bare = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=bare | given, check=True)
+    assert done.stdout.splitlines()[-1] == f"{found} False"
 
 
 def test_the_package_needs_no_heavy_library_but_pytorch() -> None:

@@ -1,5 +1,6 @@
 """``fedrolex``: the commands, and what happens when something is wrong with what the user gave."""
 
+import os
 import signal
 import sys
 from io import TextIOWrapper
@@ -103,6 +104,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # letters that a terminal has not, bytes in a file's name
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads sleep: on busy cores spinning takes minutes
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C: finished rounds are kept
     try:
         app()

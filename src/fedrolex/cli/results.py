@@ -116,7 +116,7 @@ def still_rising(run: Run) -> str | None:
     rows = run.rows()
     by = score(next((row for row in reversed(rows) if "loss" in row), rows[-1]))
     values = [row[by] for row in rows if row.get(by) is not None]
-    if len(values) < 2 or values[-1] - max(values[:-1]) < RISING:
+    if len(values) < 2 or values[-1] - max(values[:-1]) < RISING or 1 - values[-1] < RISING:
         return None
     more = f"fedrolex resume {quote(str(run.folder))} --set rounds={2 * len(rows)}"
     before, last = (in_words(by, value) for value in values[-2:])
