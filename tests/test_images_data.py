@@ -293,6 +293,14 @@ def test_odd_images_are_named(tmp_path: Path) -> None:
     assert f"{odd} cannot be read as an image" in told(lambda: load_images(str(tmp_path), tmp_path))
 
 
+def test_images_of_sixteen_bits_are_refused(tmp_path: Path) -> None:
+    """PIL would clip them to white."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.full((4, 4), 20_000, np.uint16)).save(tmp_path / name / "deep.png")
+    assert "deep.png has more than 8 bits a channel: save it" in told(lambda: load_images(str(tmp_path), tmp_path))
+
+
 def test_mistakes_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_folder() -> str:
         return told(lambda: load_images(str(tmp_path), tmp_path))

@@ -40,12 +40,15 @@ except SystemExit as done:
     assert imported(code) & {TORCH, *HEAVY} == set()
 
 
-@pytest.mark.parametrize(("given", "found"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
-def test_threads_that_wait_sleep_unless_the_user_says_otherwise(given: dict[str, str], found: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_threads_that_wait_sleep_unless_the_user_says_otherwise(given: dict[str, str], found: str | None) -> None:
     """Set before PyTorch is imported: OpenMP reads it once."""
     code = "import os, sys\nfrom fedrolex.cli.app import main\nsys.argv = ['fedrolex', '--version']\ntry:\n    main()\n"
-    code += "finally:\n    print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    bare = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    code += "finally:\n    print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    bare = {name: value for name, value in os.environ.items() if "OMP" not in name}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=bare | given, check=True)
     assert done.stdout.splitlines()[-1] == f"{found} False"
 

@@ -115,3 +115,15 @@ def test_histograms_count_every_client_once() -> None:
     assert _shares([50, 52.4, 52.5, 100, 97.5], [50 + 2.5 * place for place in range(21)]) == [
         *(0.4, 0.2), *[0.0] * 17, 0.4,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"rounds": None}, {"global": "x"}, {"bytes": None}, {"seed": [1]}, {"submodels": [1]}, {"submodels": {"zz": 1}}],
+)
+def test_a_table_with_damaged_runs_is_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+    run = {"seed": 1, "global": 50.0, "rounds": 3, "bytes": 10, **damage}
+    run = {key: value for key, value in run.items() if (key, value) != ("rounds", None)}
+    path = tmp_path / "overall-tuned.json"
+    path.write_text(json.dumps({"cells": [{"setup": "a", "row": "b", "recipe": "c", "runs": [run]}]}))
+    assert "is not a table that fedrolex paper wrote" in told(lambda: PaperTable(path, "", ""))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 from told import told
 from typer.testing import CliRunner
 
-from fedrolex import FedDF, Recipe, Run
+from fedrolex import FedDF, FleetRecipe, Recipe, Run
 from fedrolex.cli import progress
 from fedrolex.cli.app import app
 from fedrolex.cli.progress import dropped
@@ -66,8 +68,8 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert f"go on with: fedrolex resume {tmp_path / 'run'}\n" in first.stderr
     again = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert again.exit_code == 0, again.output
-    assert calls[2:] == ["run-alone-1", "run-alone-2", "run-alone-3", "run-alone-4"]
-    assert f"{tmp_path / 'run'} is finished: nothing is trained\n" in again.stderr
+    assert calls[2:] == ["run", "run-alone-1", "run-alone-2", "run-alone-3", "run-alone-4"]
+    assert f"{tmp_path / 'run'} is finished: its files are checked, nothing is trained\n" in again.stderr
     assert "only who can trains 1/4" in again.stdout
     assert (tmp_path / "run" / "accuracy.png").is_file()
 
@@ -99,18 +101,37 @@ def test_columns_stand_beside_everything_but_themselves() -> None:
     assert list(alternatives(Recipe()))[3:] == ["columns 1/2, 1/4, 1/8, 1/16"]
     assert len(alternatives(Recipe().with_settings(["method=columns"]))) == 3
     wide = Recipe().with_settings(["fleet.capacities=[1]", "fleet.server_scale=4"])
-    assert list(alternatives(wide))[3:] == ["columns 1, 1"]
-    assert len(alternatives(Recipe().with_settings(["fleet.capacities=[1]"]))) == 3
+    assert list(alternatives(wide)) == ["everyone trains 1", "columns 1, 1"]
+
+
+@pytest.mark.parametrize(
+    ("fleet", "names"),
+    [
+        ("capacities: [1]", ["everyone trains 1"]),
+        ("capacities: rho:1", ["everyone trains 1", "columns 1/16, 1/16"]),
+        ("shares: [0, 0, 0, 0, 1]", ["everyone trains 1/16", "columns 1/2, 1/4, 1/8, 1/16"]),
+        ("capacities: rho:0.5", ["everyone trains 1/16", "only who can trains 1",
+                                 "everyone trains 1 (a bound: they cannot)", "columns 1/16, 1/16"]),
+        ("{clients: 3, cohort: 2}", ["everyone trains 1/4", "only who can trains 1/2",
+                                     "everyone trains 1 (a bound: they cannot)", "columns 1/2, 1/4, 1/8, 1/16"]),
+    ],
+)  # fmt: skip
+def test_alternatives_are_of_the_sizes_that_devices_have(fleet: str, names: list[str]) -> None:
+    settings = yaml.safe_load(fleet if fleet[0] == "{" else f"{{{fleet}}}")
+    found = alternatives(replace(Recipe(), fleet=FleetRecipe(**settings)))
+    assert list(found) == names
 
 
 @pytest.mark.parametrize(
     ("own", "says"),
     [
         (0.8, "fedrolex beats the best this fleet could do without it (only who can trains 1/4) by 10.0 points."),
+        (0.7, "fedrolex is as good as the best this fleet could do without it (only who can trains 1/4)."),
+        (None, "fedrolex was not measured: there is nothing to compare."),
         (0.6, "Here the fleet does better without it: only who can trains 1/4, by 10.0 points. Its recipe is run-2/"),
     ],
 )
-def test_the_verdict_leaves_the_bound_out(own: float, says: str) -> None:
+def test_the_verdict_leaves_the_bound_out(own: float | None, says: str) -> None:
     methods = ["fedrolex", *alternatives(Recipe())]
     scores = dict(zip(methods, (own, 0.5, 0.7, 0.9, 0.65), strict=True))
     results = [

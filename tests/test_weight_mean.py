@@ -12,7 +12,7 @@ from small_runs import RECIPE, finished, same
 from fedrolex import FedrolexError, Recipe, Run, Training, load, prepare, train
 from fedrolex.clients.messages import MODEL
 from fedrolex.rounds.server import State
-from fedrolex.rounds.weight_mean import WeightMean, with_means
+from fedrolex.rounds.weight_mean import COUNTED, WeightMean, with_means
 
 FEW = RECIPE.with_settings(["rounds=4", "checkpoint_every=2", "evaluate_every=4", "callbacks=[]", "mean_over=3"])
 
@@ -60,9 +60,25 @@ def test_what_is_judged_is_the_mean() -> None:
 def test_whole_numbers_are_those_of_the_last_round() -> None:
     state = {MODEL: {"w": torch.tensor([2.0]), "n": torch.tensor(5)}}
     begun: State = {**state, **WeightMean(2).begin({MODEL: {"w": torch.zeros(1), "n": torch.tensor(1)}}, [MODEL])}
-    moved = WeightMean(2).moved(begun, round=7)
-    assert moved == {"mean.model": {"w": torch.tensor([1.0]), "n": torch.tensor(5)}}
+    begun[COUNTED] = {"rounds": torch.tensor([7])}
+    moved = WeightMean(2).moved(begun)
+    assert moved == {
+        "mean.model": {"w": torch.tensor([1.0]), "n": torch.tensor(5)}, COUNTED: {"rounds": torch.tensor([8])}
+    }  # fmt: skip
     assert with_means({**begun, **moved})[MODEL] == moved["mean.model"]
+
+
+def test_void_rounds_leave_no_untrained_weights_in_the_mean() -> None:
+    """The first round that counts is all of the mean, however many were void before it."""
+    few = ["mean_over=5", "fleet.cohort=2", "quorum=2", "fleet.availability=0.3", "seed=3"]
+    made, again = (prepare(FEW.with_settings(few)) for _ in range(2))
+    void = [made.run_round()["void"] for _ in range(8)]
+    first = void.index(False)
+    assert first > 0
+    for _ in range(first + 1):
+        again.run_round()
+    assert all(torch.equal(mean, again.server.state[MODEL][n]) for n, mean in again.server.state["mean.model"].items())
+    assert int(made.server.state[COUNTED]["rounds"]) == void.count(False)
 
 
 def test_a_run_that_goes_on_has_the_same_mean(tmp_path: Path) -> None:

@@ -56,6 +56,10 @@ COMMANDS = {
 """Of every command the place in ``fedrolex.cli``, and the first line of its help: it is imported only when it runs."""
 
 
+SHORT_WAITS = "GOMP_SPINCOUNT", "1000"
+"""Threads that wait for each other sleep after so many turns: on busy cores spinning ones wait for minutes."""
+
+
 class Commands(Group):
     """The commands by name. Listing them imports none; PyTorch alone takes seconds."""
 
@@ -104,7 +108,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # letters that a terminal has not, bytes in a file's name
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads sleep: on busy cores spinning takes minutes
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault(*SHORT_WAITS)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C: finished rounds are kept
     try:
         app()

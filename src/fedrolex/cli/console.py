@@ -28,7 +28,7 @@ def table(
 
 def remark(screen: Console, text: str) -> None:
     """A line beside what counts."""
-    screen.print(text, style="dim", highlight=False)
+    screen.print(text, style="dim", highlight=False, soft_wrap=True)
 
 
 def share(value: float) -> str:

@@ -1,6 +1,7 @@
 """What is shown of finished runs: a table, a verdict, a picture."""
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -104,6 +105,10 @@ def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
 
     best = max((what for what in methods[1:] if not what.endswith(BOUND)), key=mean)
     gap = mean(methods[0]) - mean(best)
+    if not isfinite(gap):
+        return f"{methods[0] if mean(methods[0]) < mean(best) else best} was not measured: there is nothing to compare."
+    if gap == 0:
+        return f"{methods[0]} is as good as the best this fleet could do without it ({best})."
     far = f"{100 * abs(gap):.1f} points" if by in ACCURACIES else f"{abs(gap):.3f} in {NAMES[by]}"
     if gap > 0:
         return f"{methods[0]} beats the best this fleet could do without it ({best}) by {far}."
@@ -119,7 +124,7 @@ def still_rising(run: Run) -> str | None:
     if len(values) < 2 or values[-1] - max(values[:-1]) < RISING or 1 - values[-1] < RISING:
         return None
     more = f"fedrolex resume {quote(str(run.folder))} --set rounds={2 * len(rows)}"
-    before, last = (in_words(by, value) for value in values[-2:])
+    before, last = (in_words(by, value) for value in (max(values[:-1]), values[-1]))
     return f"It was still rising, from {before} to {last}; for more rounds: {more}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,11 +24,13 @@ from fedrolex.recipes import Recipe, find_recipe
 from fedrolex.runs import Run, Training, prepare
 from fedrolex.runs.prepare import beside
 from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
-from fedrolex.runs.standing import said_in_the_end
+from fedrolex.runs.standing import standing
 from fedrolex.runs.training import pick_device
 from fedrolex.tasks.metrics import short
 
 QUICKSTART = "digits"
+OF_A_SEED = re.compile("seed-[0-9]+")
+"""The folder of a run that is one of several seeds: all of them are compared together."""
 
 
 @dataclass(frozen=True)
@@ -114,32 +117,23 @@ def resume_command(
     recipe = opened.recipe().with_settings(settings or [])
     opened.check(recipe)
     recipe = recipe if data is None else replace(recipe, data=str(Path(data).absolute()))
-    compared = replace(recipe, compare=recipe.compare and not run.name.startswith("seed-"))
+    compared = replace(recipe, compare=recipe.compare and not OF_A_SEED.fullmatch(run.name))
     plans = _plans(recipe.method.name, run, compared)
     if of_seeds:
         plans = _by_seed(plans, sorted(each.recipe().seed for each in of_seeds))
 
     def resumed(plan: Planned) -> Run:
-        if not plan.folder.exists():
+        if not plan.folder.is_dir() or not any(plan.folder.iterdir()):
             return _created(plan)
         found = Run.open(plan.folder)
         if settings or found.recipe().rounds != plan.recipe.rounds:
             found.change(plan.recipe)
         return found
 
-    done = {} if settings else {plan.folder: known for plan in plans if (known := _said_in_the_end(plan))}
-    for folder in done:
-        print(f"{folder} is finished: nothing is trained", file=sys.stderr)
-    missing = [plan for plan in plans if plan.folder not in done]
-    _report([plans], done | (train_all(missing, 1, as_json, resumed) if missing else {}), as_json)
-
-
-def _said_in_the_end(plan: Planned) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do, by the name in tables; None where it has."""
-    run = Run(plan.folder)
-    if not run.checkpoint.is_file() or run.recipe() != plan.recipe or (found := said_in_the_end(run)) is None:
-        return None
-    return {**found, "method": plan.what, "run": str(plan.folder)}
+    for plan in plans if not settings else ():
+        if (plan.folder / "recipe.yaml").exists() and standing(Run.open(plan.folder))["state"] == "finished":
+            print(f"{plan.folder} is finished: its files are checked, nothing is trained", file=sys.stderr)
+    _report([plans], train_all(plans, 1, as_json, resumed), as_json)
 
 
 def _created(plan: Planned) -> Run:
@@ -251,7 +245,7 @@ def _go(jobs: Sequence[tuple[Planned, Run, Training]], quiet: bool) -> list[dict
         for plan, _, training in jobs:
             what = "" if plan.resumed_by == plan.folder else f" of {plan.folder} ({plan.what})"
             done = f"stopped after round {training.server.round}{what}"
-            print(f"{done}; go on with: fedrolex resume {plan.resumed_by}", file=sys.stderr)
+            print(f"{done}; go on with: fedrolex resume {quote(str(plan.resumed_by))}", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -274,7 +268,9 @@ def _report(groups: Sequence[Sequence[Planned]], results: dict[Path, dict[str, A
             screen.print(f"picture: {picture}", highlight=False)
     if len(every) == 1 and (said := still_rising(Run.open(groups[0][0].folder))):
         remark(screen, said)
-    if len(groups) == 1 and not (first := groups[0][0]).recipe.compare and not first.recipe.method.needs.one_size:
-        others = len(list(beside(first.folder, replace(first.recipe, compare=True))))
+    first = groups[0][0]
+    hinted = len(groups) == 1 and not first.recipe.compare and not OF_A_SEED.fullmatch(first.top.name)
+    if hinted and not first.recipe.method.needs.one_size:
+        others = len(every) * len(list(beside(first.folder, replace(first.recipe, compare=True))))
         again = f"fedrolex resume {quote(str(first.top))} --set compare=true"
         remark(screen, f"What this fleet could do without it, {others} more trainings: {again}")

@@ -117,6 +117,9 @@ def _kind(path: Path) -> tuple[tuple[int, int], str]:
 def _alike(paths: Sequence[Path], size: int | None) -> tuple[tuple[int, int], str]:
     """The size (width, height) and mode that all images have, or are brought to."""
     kinds = [_kind(path) for path in paths]
+    deep = next((path for path, (_, mode) in zip(paths, kinds, strict=True) if mode[0] in "IF"), None)
+    if deep is not None:
+        raise FedrolexError(f"{deep} has more than 8 bits a channel: save it with 8, images are read as 0 to 255")
     modes = {mode for _, mode in kinds}
     mode = modes.pop() if len(modes) == 1 else "RGB"
     mode = mode if mode in CHANNELS else "RGB"

@@ -13,6 +13,7 @@ from fedrolex.clients import copied
 from fedrolex.rounds.server import State
 
 PREFIX = "mean."  # of the sections that hold the means of others
+COUNTED = "mean_rounds"  # the section that says how many there were
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,22 @@ class WeightMean:
     rounds: int = 1
 
     def begin(self, state: State, sections: Iterable[str]) -> State:
-        """Means of sections, in sections of their own."""
-        return {f"{PREFIX}{section}": copied(state[section]) for section in sections}
+        """Means of sections, in sections of their own, and how many rounds they are of."""
+        means = {f"{PREFIX}{section}": copied(state[section]) for section in sections}
+        return {**means, COUNTED: {"rounds": torch.zeros(1, dtype=torch.int64)}}
 
     @torch.no_grad()
-    def moved(self, state: State, round: int) -> State:
-        """The means after a round, counted from 0, that brought the server to ``state``; what is no fraction is new."""
-        share = 1 / min(self.rounds, round + 1)
+    def moved(self, state: State) -> State:
+        """The means after a round that brought the server to ``state``; what is no fraction is new."""
         means = {section: own for section, own in state.items() if section.startswith(PREFIX)}
+        if not means:
+            return {}
+        counted = {"rounds": state[COUNTED]["rounds"] + 1}
+        share = 1 / min(self.rounds, int(counted["rounds"]))
         for section, own in means.items():
             new = state[section.removeprefix(PREFIX)]
             means[section] = {name: _towards(mean, new[name], share) for name, mean in own.items()}
-        return means
+        return {**means, COUNTED: counted}
 
 
 def _towards(mean: torch.Tensor, new: torch.Tensor, share: float) -> torch.Tensor:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fedrolex.runs import checkpoint
 from fedrolex.runs.lock import in_use
 from fedrolex.runs.run import Run
 
@@ -38,15 +37,6 @@ def standing(run: Run) -> dict[str, Any]:
         "bytes": sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in rows),
         "seconds": sum(row.get("seconds", 0.0) for row in rows),
     }
-
-
-def said_in_the_end(run: Run) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do; None where its recipe asks for more than was done."""
-    if standing(run)["state"] != "finished":
-        return None
-    _, about = checkpoint.read(run.checkpoint)
-    trained = about.get("recipe") == json.dumps(run.recipe().encode())
-    return _summary(run) if trained else None
 
 
 def flat(data: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:

@@ -277,7 +277,7 @@ class Training:
     def _commit(self, round: Round, new: State) -> None:
         """The round counts: the server takes its new tensors, clients keep what they keep."""
         state = {**self.server.state, **new}
-        self.server.state = {**state, **self.mean.moved(state, round.number)}
+        self.server.state = {**state, **self.mean.moved(state)}
         if self.server.clients is not None:
             for client, tensors in round.kept.items():
                 before = self.server.clients.get(client) or {}

@@ -91,14 +91,7 @@ class PaperTable:
         row |= {"paper": None if cell.printed is None else vars(cell.printed), "recipe": mark, "seeds": sorted(runs)}
         row["runs"] = [runs[seed] for seed in row["seeds"]]
         if runs:
-            for name in SHARES:
-                values = [each[name] for each in row["runs"] if name in each]
-                row |= {name: spread(values)} if values else {}
-            row["rounds"], row["gib"] = row["runs"][0]["rounds"], mean(each["bytes"] for each in row["runs"]) / 2**30
-            computed = [each["macs"] for each in row["runs"] if each.get("macs")]
-            row |= {"pmacs": mean(computed) / 1e15} if computed else {}
-            submodels = submodels_over_seeds(row["runs"])
-            row |= {"submodels": submodels} if submodels else {}
+            row |= _totals(row["runs"])
             row["difference"] = None if cell.printed is None else row["global"]["mean"] - cell.printed.mean
         self.rows.append(row)
 
@@ -164,15 +157,31 @@ class PaperTable:
         try:
             found: list[Row] = json.loads(self.path.read_text())["cells"]
             wanted = {"setup", "row", "recipe", "runs"}
-            if all(
-                wanted <= row.keys() and all({"seed", "global"} <= run.keys() for run in row["runs"]) for row in found
-            ):
+            if all(wanted <= row.keys() for row in found):
+                for row in found:
+                    _totals(row["runs"])
                 return found
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             pass
         raise FedrolexError(
             f"{self.path} is not a table that fedrolex paper wrote: move it away, or give another --out"
         )
+
+
+def _totals(runs: Sequence[Row]) -> Row:
+    """What the runs of a cell come to; nothing for none."""
+    if not runs:
+        return {}
+    sorted({run["seed"]: None for run in runs})  # raises where they are no numbers
+    found: Row = {}
+    for name in SHARES:
+        values = [float(each[name]) for each in runs if name in each or name == "global"]
+        found |= {name: spread(values)} if values else {}
+    found |= {"rounds": runs[0]["rounds"], "gib": mean(each["bytes"] for each in runs) / 2**30}
+    computed = [each["macs"] for each in runs if each.get("macs")]
+    found |= {"pmacs": mean(computed) / 1e15} if computed else {}
+    submodels = submodels_over_seeds(runs)
+    return found | ({"submodels": submodels} if submodels else {})
 
 
 def _line(row: Row) -> tuple[str, ...]:
