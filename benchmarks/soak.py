@@ -3,7 +3,7 @@
     python benchmarks/soak.py [--rounds 1000] [--kinds plain kept compare]
 
 Every kind runs in a process of its own: ``plain`` in memory, ``kept`` in a folder, with checkpoints, evaluation every
-ten rounds and all callbacks, ``state`` with clients that keep something (SCAFFOLD), ``compare`` the four runs of
+ten rounds and all callbacks, ``state`` with clients that keep something (SCAFFOLD), ``compare`` the runs of
 ``compare: true`` one after the other in one process, ``crew`` with a worker for every core. After a tenth of the rounds
 for warming up, a line is put through the memory of the others: its slope is the growth. Resident memory goes up and
 down by itself, so what Python holds is counted, too: objects that the garbage collector knows, and tensors.
