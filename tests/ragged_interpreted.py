@@ -20,7 +20,7 @@ from fedrolex.models.preresnet import Plan, PreResNet
 from fedrolex.recipes.recipe import Recipe
 from fedrolex.rounds.drift import Drift
 from fedrolex.runs.prepare import prepare
-from fedrolex.slicing import Rolling, trace
+from fedrolex.slicing import RandomMiswired, Rolling, Scheme, trace
 from fedrolex.slicing.fold import Fold
 from fedrolex.tasks.classification import Classification
 from fedrolex.tasks.partition import Partition
@@ -85,11 +85,20 @@ def adam_remembers_as_in_plain_torch() -> None:
 
 
 def averages_are_those_of_the_fold() -> None:
-    """Rolled windows, an idle place, weights, classes that not everyone holds; and the drift."""
+    check_averages(Rolling())
+
+
+def averages_of_published_dropout_are_those_of_the_fold() -> None:
+    """Every convolution draws channels of its own."""
+    check_averages(RandomMiswired())
+
+
+def check_averages(scheme: Scheme) -> None:
+    """Windows, an idle place, weights, classes that not everyone holds; and the drift."""
     model = PreResNet(Plan(blocks=(1, 1), width=6, size=8, classes=CLASSES))
     axes = trace(model, model.slicing_example())
     capacities = [Fraction(1), Fraction(1, 2), Fraction(1, 2)]
-    windows = [Rolling().window(axes, round=5, capacity=c) for c in capacities]
+    windows = [scheme.window(axes, round=5, capacity=c) for c in capacities]
     parts = [axes.cut(model, window) for window in windows]
     work = LocalTraining(batch=2)
     cohorts = [Cohort(group, work, room=2, precision="fp32", device=CPU) for group in (parts[:1] * 2, parts[1:])]  # type: ignore[arg-type]

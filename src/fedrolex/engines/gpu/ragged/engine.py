@@ -103,8 +103,6 @@ def why_not(network: Network, task: Task) -> str | None:
 
 
 def _why_not_jobs(plan: RoundPlan) -> str | None:
-    if any(job.window.wiring for job in plan.jobs):
-        return "a window's channels are wired anew"
     if any(len(job.sections) > 1 for job in plan.jobs):
         return "a client starts from tensors of several sections"
     return None

@@ -1,11 +1,10 @@
 """Between server and cohort: every client's window out of the server's tensors, and the selective average back.
 
-One launch each way, whatever the windows. *Maps* say, for every axis of a window, which index each of its places
-holds and at which place each index is held; a filter is addressed by (tap, input channel, output channel).
+One launch each way, whatever the windows: their :mod:`maps <.maps>` say what lies where. A filter is addressed by
+(tap, input channel, output channel).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from math import isfinite, prod
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from fedrolex.engines.gpu.ragged.cohort import Cohort
 from fedrolex.engines.gpu.ragged.exchange_kernels import deal, merge
+from fedrolex.engines.gpu.ragged.maps import Maps
 from fedrolex.engines.gpu.ragged.matrices import matrices
 from fedrolex.slicing import Axes, Window
 
@@ -30,9 +30,6 @@ class CohortExchange:
         assert found is not None, "the engine has looked"
         self.axes, self.tensors = axes, found
         self.device = cohorts[0].device
-        ends = accumulate((axis.size for axis in axes.axes.values()), initial=0)
-        self._begins: dict[str | None, int] = dict(zip([*axes.axes, None], ends, strict=True))
-        self._length = self._begins[None] + max(max(tensor.sizes) for tensor in found.values())
         places = [(cohort, client) for cohort in cohorts for client in range(cohort.clients)]
         self.places = len(places)
         parts: list[tuple[int, ...]] = []
@@ -43,27 +40,25 @@ class CohortExchange:
                 address = cohort.parameters.values.data_ptr() + 4 * begin
                 deals += [(place, t, len(parts), first) for first in range(0, prod(stored), SIZE)]
                 parts.append((address, stored[1], stored[2], *real, prod(stored), 0, 0))
-        layouts = [
-            (*(self._begins[axis] for axis in tensor.axes), *tensor.apart, *tensor.sizes, tensor.elements, *[0] * 8)
-            for tensor in found.values()
-        ]
         merges = [(t, first) for t, tensor in enumerate(found.values()) for first in range(0, tensor.elements, SIZE)]
-        self._parts, self._layouts = self._table(parts), self._table(layouts)
-        self._deals, self._merges = self._table(deals), self._table(merges)
+        self._parts, self._deals, self._merges = self._table(parts), self._table(deals), self._table(merges)
         self._sums = torch.zeros(len(merges), self.places, 3, device=self.device)
         self._windows = torch.full((self.places,), IDLE, dtype=torch.int64, device=self.device)
         self._first = torch.zeros_like(self._windows)  # every place is given the first home
         self._lengths = [tensor.elements for tensor in found.values()]
         self._offsets = np.cumsum([0, *self._lengths[:-1]], dtype=np.int64) * 4
         self._labels: dict[str | None, Tensor] = {}
-        self._known: dict[Window, NDArray[np.int32]] = {}
+        self._kinds: dict[bool, tuple[Maps, Tensor]] = {}  # plain and wired maps, with the tensors' layouts in them
+        self._known: dict[tuple[Maps, Window], NDArray[np.int32]] = {}
 
     def _table(self, rows: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64).to(self.device)
 
     def get_ready(self, windows: Iterable[Window]) -> None:
         """Windows that will be dealt next."""
-        self._known = {window: self._map(window) for window in dict.fromkeys(windows)}
+        coming = list(dict.fromkeys(windows))
+        maps, _ = self._kind(coming)
+        self._known = {(maps, window): maps.row(window) for window in coming}
 
     def deal(
         self, homes: Sequence[Mapping[str, Tensor]], windows: Sequence[Window | None], of: Sequence[int] = ()
@@ -76,8 +71,11 @@ class CohortExchange:
         different = list(dict.fromkeys(window for window in windows if window is not None))
         numbers = {window: number for number, window in enumerate(different)}
         self._windows.copy_(torch.tensor([IDLE if w is None else numbers[w] for w in windows]))
-        maps = [self._known[window] if window in self._known else self._map(window) for window in different]
-        self._maps = torch.from_numpy(np.concatenate(maps)).to(self.device)
+        maps, self._layouts = self._kind(different)
+        rows = [
+            self._known[maps, window] if (maps, window) in self._known else maps.row(window) for window in different
+        ]
+        self._length, self._maps = maps.length, torch.from_numpy(np.concatenate(rows)).to(self.device)
         self._old = [{name: state[name].contiguous() for name in self.tensors} for state in homes]
         self._servers = self._table([[tensor.data_ptr() for tensor in old.values()] for old in self._old])
         deal[(len(self._deals),)](
@@ -109,13 +107,14 @@ class CohortExchange:
         told = torch.cat([self._sums.sum(0, dtype=torch.float64).flatten(), flat.sum().double()[None]]).tolist()
         return new, [told[at : at + 3] for at in range(0, len(told) - 1, 3)], isfinite(told[-1])
 
-    def _map(self, window: Window) -> NDArray[np.int32]:
-        """For every axis the index at each place, then the place of each index or -1; ``(2 · length,)``."""
-        found = np.full((2, self._length), -1, dtype=np.int32)
-        found[:, self._begins[None] :] = np.arange(self._length - self._begins[None])
-        for name, axis in self.axes.axes.items():
-            begin = self._begins[name]
-            held = window[name].indices() if name in window else np.arange(axis.size)
-            found[0, begin : begin + len(held)] = held
-            found[1, begin + held] = np.arange(len(held))
-        return found.reshape(-1)
+    def _kind(self, windows: Iterable[Window]) -> tuple[Maps, Tensor]:
+        """The maps that windows need, and every tensor's layout in them."""
+        wired = any(window.wiring for window in windows)
+        if wired not in self._kinds:
+            maps = Maps(self.axes, self.tensors, wired)
+            layouts = [
+                (*maps.begins(name), *tensor.apart, *tensor.sizes, tensor.elements, *[0] * 8)
+                for name, tensor in self.tensors.items()
+            ]
+            self._kinds[wired] = maps, self._table(layouts)
+        return self._kinds[wired]

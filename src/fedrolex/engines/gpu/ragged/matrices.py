@@ -9,9 +9,18 @@ from fedrolex.slicing import Axes, Fixed, Ref
 
 @dataclass(frozen=True)
 class Matrix:
-    """How a tensor of the server is addressed: axes (None: whole) and distances of lines and columns, and of taps."""
+    """How a tensor of the server is addressed, by lines and columns.
+
+    Attributes:
+        axes: theirs; None where they are never cut.
+        dims: the tensor's dimensions that they are; a vector is a single line, which is none, so that 0 stands for it.
+        sizes: how many there are.
+        apart: elements from tap to tap, line to line and column to column.
+        elements: in all.
+    """
 
     axes: tuple[str | None, str | None]
+    dims: tuple[int, int]
     sizes: tuple[int, int]
     apart: tuple[int, int, int]
     elements: int
@@ -32,11 +41,11 @@ def matrices(axes: Axes) -> dict[str, Matrix] | None:
         shape = axes.shape(name)
         if len(shape) == 4:  # output channels are columns, input channels lines
             taps = shape[2] * shape[3]
-            found[name] = Matrix((of[1], of[0]), (shape[1], shape[0]), (1, taps, shape[1] * taps), prod(shape))
+            found[name] = Matrix((of[1], of[0]), (1, 0), (shape[1], shape[0]), (1, taps, shape[1] * taps), prod(shape))
         elif len(shape) == 2:
-            found[name] = Matrix((of[0], of[1]), (shape[0], shape[1]), (0, shape[1], 1), prod(shape))
+            found[name] = Matrix((of[0], of[1]), (0, 1), (shape[0], shape[1]), (0, shape[1], 1), prod(shape))
         elif len(shape) == 1:
-            found[name] = Matrix((None, of[0]), (1, shape[0]), (0, 0, 1), prod(shape))
+            found[name] = Matrix((None, of[0]), (0, 0), (1, shape[0]), (0, 0, 1), prod(shape))
         else:
             return None
     return found
