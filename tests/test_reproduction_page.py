@@ -1,0 +1,103 @@
+"""The figures on the page about the paper are those of the runs in results/paper/."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "reproduction.md").read_text()
+NUMBER = re.compile(r"\d+\.\d+")
+LONGER = "overall-tuned-redrawn-changed-ae110644"
+
+
+def runs(table: str, setup: str, row: str) -> list[dict[str, Any]]:
+    cells = json.loads((ROOT / "results" / "paper" / f"{table}.json").read_text())["cells"]
+    (found,) = (cell["runs"] for cell in cells if (cell["setup"], cell["row"]) == (setup, row))
+    return sorted(found, key=lambda run: int(run["seed"]))
+
+
+def lines(heading: str) -> dict[str, list[float]]:
+    """The rows of the first table after a piece of text: name to every number with a decimal point, in order."""
+    below = PAGE[PAGE.index(heading) :].splitlines()
+    begin = next(at for at, line in enumerate(below) if line.startswith("|"))
+    table = []
+    for line in below[begin:]:
+        if not line.startswith("|"):
+            break
+        table.append([part.strip() for part in line.strip("|").split("|")])
+    return {row[0]: [float(n) for n in NUMBER.findall(" ".join(row[1:]))] for row in table[2:]}
+
+
+def spread(table: str, row: str) -> list[float]:
+    """Every seed's accuracy, their mean and their standard deviation, as printed."""
+    each = [run["global"] for run in runs(table, "cifar10-high", row)]
+    return [*each, mean(each), stdev(each)]
+
+
+OWN = "| capacities belong to devices |"
+DRAWN = "| capacities drawn anew every round, as released |"
+
+
+@pytest.mark.parametrize(
+    ("heading", "name", "table", "row"),
+    [
+        (OWN, "columns 1/2, 1/4, 1/8, 1/16 in turns", "overall-tuned", "columns"),
+        (OWN, "only who can trains 1/4, two models of it", "overall-tuned", "only-who-can-1-4-twice"),
+        (OWN, "only who can trains 1/2", "overall-tuned", "only-who-can-1-2"),
+        (OWN, "only who can trains 1/4", "overall-tuned", "only-who-can-1-4"),
+        (OWN, "only who can trains 1/8", "overall-tuned", "only-who-can-1-8"),
+        (OWN, "HeteroFL", "overall-tuned", "heterofl"),
+        (OWN, "Federated Dropout, draws aligned", "overall-tuned", "federated-dropout"),
+        (OWN, "everyone trains 1/16", "overall-tuned", "smallest"),
+        (OWN, "FedRolex", "overall-tuned", "fedrolex"),
+        (OWN, "everyone trains 1/4 (a bound: 40 of 100 cannot)", "overall-tuned", "everyone-1-4"),
+        (DRAWN, "FedRolex, 1500 rounds", LONGER, "fedrolex"),
+        (DRAWN, "FedRolex", "overall-tuned-redrawn", "fedrolex"),
+        (DRAWN, "HeteroFL", "overall-tuned-redrawn", "heterofl"),
+        (DRAWN, "columns", "overall-tuned-redrawn", "columns"),
+    ],
+)
+def test_three_seeds_of_two_labels(heading: str, name: str, table: str, row: str) -> None:
+    assert lines(heading)[name][:5] == pytest.approx(spread(table, row), abs=0.0051)
+
+
+def test_every_row_of_two_labels_is_checked() -> None:
+    checked = test_three_seeds_of_two_labels.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    for heading in (OWN, DRAWN):
+        assert {name for where, name, _, _ in checked if where == heading} == set(lines(heading))
+
+
+@pytest.mark.parametrize(("name", "row"), [("columns", "columns"), ("HeteroFL", "heterofl"), ("FedRolex", "fedrolex")])
+def test_what_devices_are_given(name: str, row: str) -> None:
+    for prefix, table in (("", "overall-tuned"), ("capacities drawn anew: ", "overall-tuned-redrawn")):
+        longer = ", 1000 rounds" if prefix and row == "fedrolex" else ""
+        found = lines("Accuracy of what a device of each capacity would be given")[prefix + name + longer]
+        each = [run["submodels"] for run in runs(table, "cifar10-high", row)]
+        wanted = [mean(of[capacity] for of in each) for capacity in ("1", "1/2", "1/4", "1/8", "1/16")]
+        assert found == pytest.approx(wanted, abs=0.051)
+
+
+@pytest.mark.parametrize(
+    ("heading", "name", "table", "setup", "row"),
+    [
+        ("## Five labels", "FedRolex, capacities drawn anew", "overall-tuned-redrawn", "cifar10-low", "fedrolex"),
+        ("## Five labels", "FedRolex", "overall-tuned", "cifar10-low", "fedrolex"),
+        ("## Five labels", "HeteroFL", "overall-tuned", "cifar10-low", "heterofl"),
+        ("## Five labels", "columns", "overall-tuned", "cifar10-low", "columns"),
+        ("## Five labels", "only who can trains 1/4", "overall-tuned", "cifar10-low", "only-who-can-1-4"),
+        ("## Five labels", "everyone trains 1/16", "overall-tuned", "cifar10-low", "smallest"),
+        ("## Classes that only", "columns", "rare-tuned", "cifar10-rare", "columns"),
+        ("## Classes that only", "only who can trains 1/8", "rare-tuned", "cifar10-rare", "only-who-can-1-8"),
+        ("## Classes that only", "only who can trains 1/4", "rare-tuned", "cifar10-rare", "only-who-can-1-4"),
+        ("## Classes that only", "everyone trains 1/16", "rare-tuned", "cifar10-rare", "smallest"),
+    ],
+)
+def test_other_splits(heading: str, name: str, table: str, setup: str, row: str) -> None:
+    each = [run["global"] for run in runs(table, setup, row)]
+    assert lines(heading)[name][: len(each)] == pytest.approx(each, abs=0.0051)
