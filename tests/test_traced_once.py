@@ -1,20 +1,21 @@
-"""That runs of these tests share traces hides nothing: a trace does not depend on weights, and changes nothing."""
+"""That runs share traces changes nothing: a trace does not depend on weights, and leaves the network as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
 from small import Residual
 from torch import Tensor, nn
-from traced_once import KNOWN, kind, traced_once
 
-from fedrolex import Axes, trace
+from fedrolex import Axes, Recipe, prepare, trace
 from fedrolex.models import VGG, ConvNet, LeNet, PreResNet, Represented, ResNet, WordTransformer
 from fedrolex.models.preresnet import Plan
 from fedrolex.slicing.submodel import SubModel
+from fedrolex.slicing.traced_once import KEPT, kind, known, traced_once
 
 IMAGES = (2, 1, 16, 16)
 PLAN = Plan(blocks=(1, 1), classes=4, channels=1, size=16, width=4, norm="static", scaler=True)
@@ -64,7 +65,7 @@ def test_a_network_is_traced_once_and_another_one_too() -> None:
     assert traced_once(ConvNet(width=4), inputs) is first
     assert traced_once(ConvNet(width=6), inputs).full != first.full
     assert traced_once(ConvNet(width=4), inputs, whole=True) is not first
-    known = len(KNOWN)
+    before = len(known)
     odd, hooked, own = ConvNet(width=4), ConvNet(width=4), Residual()
     odd.double()
     hooked.conv1.register_forward_hook(lambda module, given, made: 2 * made)
@@ -72,5 +73,22 @@ def test_a_network_is_traced_once_and_another_one_too() -> None:
     assert kind(hooked, inputs) is None
     assert kind(own, torch.randn(2, 3, 8, 8)) is None
     assert traced_once(own, torch.randn(2, 3, 8, 8)) is not traced_once(own, torch.randn(2, 3, 8, 8))
-    assert len(KNOWN) == known
+    assert len(known) == before
     assert kind(ConvNet(width=4).eval(), inputs) != kind(ConvNet(width=4), inputs)
+
+
+def test_few_traces_are_kept() -> None:
+    known.clear()
+    inputs = torch.randn(2, 1, 8, 8)
+    first = traced_once(ConvNet(width=2), inputs)
+    for width in range(3, 3 + KEPT):
+        traced_once(ConvNet(width=width), inputs)
+    assert len(known) == KEPT
+    assert traced_once(ConvNet(width=2), inputs) is not first
+
+
+def test_seeds_of_a_run_share_a_trace_but_not_what_their_axes_remember() -> None:
+    """What axes remember of windows may lie on a device: runs side by side must not find each other's there."""
+    one, other = (prepare(replace(Recipe(device="cpu", engine="loop"), seed=seed)).server.main.axes for seed in (1, 2))
+    assert one.build is other.build
+    assert one._regions is not other._regions

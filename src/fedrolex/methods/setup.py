@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedrolex.clients import LocalTraining, Network
 from fedrolex.core import in_one_line, words
 from fedrolex.rounds import Fleet
-from fedrolex.slicing import trace
+from fedrolex.slicing.traced_once import traced_once
 from fedrolex.tasks import Task
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ class Setup:
         with torch.random.fork_rng(devices=[]), in_one_line("the model cannot be made"):
             torch.manual_seed(int(words(1, self.seed, *key)[0] >> 1))
             module = build()
-        axes = trace(module, self.task.example().cpu() if example is None else example, whole=whole)
+        axes = traced_once(module, self.task.example().cpu() if example is None else example, whole=whole)
         if example is None:
             self.task.check_model(module)
         return Network(module.to(self.device), axes.freeze(*self.task.frozen))
