@@ -35,7 +35,7 @@ from fedrolex import Classification, Examples, Recipe, Run, Training, prepare
 from fedrolex.engines.gpu.precision import deterministic
 from fedrolex.models import preresnet18
 from fedrolex.runs import checkpoint
-from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
+from fedrolex.runs.side_by_side import QUEUES, already, fits, side_by_side
 from fedrolex.tasks.partition import Partition
 from fedrolex.tasks.pixels import Pixels
 
@@ -127,7 +127,9 @@ def compared(recipes: Mapping[str, Recipe], task: Classification) -> dict[str, A
         begin = time.perf_counter()
         both = [made(name, recipe, folder / "at-once", task) for name, recipe in recipes.items()]
         assert all(fits(training) for _, training in both)
-        done = side_by_side([(run, training, together.of(n)) for n, (run, training) in enumerate(both)])
+        done = side_by_side(
+            [already((run, training, together.of(n))) for n, (run, training) in enumerate(both)], len(both)
+        )
         at_once_seconds = time.perf_counter() - begin
         found = {name: different(folder / "alone" / name, folder / "at-once" / name) for name in recipes}
     print(f"{'run':16} {'accuracy':>8} {'tensors':>8} {'differ':>7} {'at most by':>11}")

@@ -26,7 +26,7 @@ import torch
 from fedrolex import Classification, Recipe, Run, prepare
 from fedrolex.data.where import data_folder
 from fedrolex.recipes import find_recipe
-from fedrolex.runs.side_by_side import ReadyRun, side_by_side
+from fedrolex.runs.side_by_side import ReadyRun, already, side_by_side
 from fedrolex.tasks.partition import Partition
 
 LABELS, CLIENTS, CLASSES = 2, 100, 10
@@ -88,7 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         jobs, pairs = zip(*(job(split, options, Path(folder)) for split in options.splits), strict=True)
-        found = [100 * float(summary["global_accuracy"]) for summary in side_by_side(jobs)]
+        found = [100 * float(summary["global_accuracy"]) for summary in side_by_side([*map(already, jobs)], len(jobs))]
     accuracies = {f"accuracy_{split}": round(each, 2) for split, each in zip(options.splits, found, strict=True)}
     apart = {f"pairs_apart_{split}": count for split, count in zip(options.splits, pairs, strict=True)}
     print(json.dumps({"rounds": options.rounds, "padding": options.padding, **accuracies, **apart}))

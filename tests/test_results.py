@@ -18,7 +18,7 @@ from fedrolex.cli import progress
 from fedrolex.cli.app import app
 from fedrolex.cli.progress import dropped
 from fedrolex.cli.results import show_results, verdict
-from fedrolex.cli.train import Planned, together
+from fedrolex.cli.train import Planned, of_one_precision
 from fedrolex.recipes import alternatives
 from fedrolex.runs.training import LATE
 
@@ -144,5 +144,4 @@ def test_the_verdict_leaves_the_bound_out(own: float | None, says: str) -> None:
 def test_runs_of_one_process_have_one_precision() -> None:
     kinds = [Recipe(), Recipe(), Recipe(), Recipe(precision="bf16"), Recipe(precision="bf16")]
     plans = [Planned(what, Path(what), recipe, Path(), Path()) for what, recipe in zip("abcde", kinds, strict=True)]
-    assert ["".join(plan.what for plan in some) for some in together(plans, 2)] == ["ab", "c", "de"]
-    assert ["".join(plan.what for plan in some) for some in together(plans, 9)] == ["abc", "de"]
+    assert ["".join(plan.what for plan in some) for some in of_one_precision(plans)] == ["abc", "de"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from fedrolex.clients.messages import MODEL, Network, RoundPlan
 from fedrolex.engines.cpu.loop import Loop
 from fedrolex.engines.gpu.lanes import Lanes
 from fedrolex.engines.gpu.ragged import Ragged
+from fedrolex.rounds import Engine
 from fedrolex.runs import checkpoint
-from fedrolex.runs.side_by_side import fits, side_by_side
+from fedrolex.runs.side_by_side import ReadyRun, already, fits, side_by_side
 
 SMALL = [
     "rounds=3", "task.limit=200", "fleet.clients=8", "fleet.cohort=4", "task.width=8", "compare=false",
@@ -45,6 +48,10 @@ def jobs(folder: Path, recipes: dict[str, Recipe]) -> list[Job]:
     return [(Run.create(folder / name, each), prepare(each), None) for name, each in recipes.items()]
 
 
+def waiting(made: list[Job]) -> list[Callable[[], ReadyRun]]:
+    return [already(job) for job in made]
+
+
 def of_seeds(*seeds: int) -> dict[str, Recipe]:
     return {str(seed): replace(recipe(), seed=seed) for seed in seeds}
 
@@ -54,7 +61,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def same_as_alone(folder: Path, recipes: dict[str, Recipe]) -> None:
-    found = side_by_side(jobs(folder / "at-once", recipes))
+    found = side_by_side(waiting(jobs(folder / "at-once", recipes)), len(recipes))
     assert [summary["seed"] for summary in found] == [each.seed for each in recipes.values()]
     for run, training, _ in jobs(folder / "alone", recipes):
         run.go(training)
@@ -92,7 +99,7 @@ def test_a_capture_pauses_the_other_runs(tmp_path: Path) -> None:
     made = jobs(tmp_path, of_seeds(1, 2, 3))
     for _, training, _ in made:
         training.engine = Capturing()
-    side_by_side(made)
+    side_by_side(waiting(made), len(made))
     assert sorted(captures) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -123,12 +130,50 @@ def test_one_that_fails_stops_the_others_which_can_be_resumed(tmp_path: Path) ->
     broken = replace(recipe(), seed=2, rounds=40)
     made.append((Run.create(tmp_path / "2", broken), prepare(broken, callbacks=[Broken()]), None))
     with pytest.raises(FedrolexError, match="broken"):
-        side_by_side(made)
+        side_by_side(waiting(made), len(made))
     run = Run.open(tmp_path / "1")
     summary = run.go(prepare(run.recipe()))
     (again, training, _) = jobs(tmp_path / "alone", of_seeds(1))[0]
     wanted = again.go(training)
     assert summary["global_accuracy"] == wanted["global_accuracy"]
+
+
+def test_runs_are_got_ready_when_there_is_a_place_and_let_go_when_they_are_done(tmp_path: Path) -> None:
+    """A table's cells are more than a device holds: of five runs, two at a time, no more than two are ever there."""
+    there: weakref.WeakSet[Engine] = weakref.WeakSet()
+    seen: list[int] = []
+
+    def ready(seed: int, rounds: int) -> Job:
+        made = replace(recipe(), seed=seed, rounds=rounds, checkpoint_every=100)
+        training = prepare(made)
+        there.add(training.engine)
+        seen.append(len(there))
+        return Run.create(tmp_path / str(seed), made), training, None
+
+    lengths = [6, 1, 1, 2, 1]
+    found = side_by_side([partial(ready, *each) for each in enumerate(lengths)], at_once=2)
+    assert [summary["seed"] for summary in found] == [0, 1, 2, 3, 4], "in the order they were given"
+    assert [summary["rounds"] for summary in found] == lengths
+    assert max(seen) == 2, seen
+
+
+def test_after_one_that_fails_no_more_begin(tmp_path: Path) -> None:
+    begun: list[int] = []
+
+    def ready(seed: int) -> Job:
+        begun.append(seed)
+        made = replace(recipe(), seed=seed)
+        return Run.create(tmp_path / str(seed), made), prepare(made, callbacks=[Broken()]), None
+
+    with pytest.raises(FedrolexError, match="broken"):
+        side_by_side([partial(ready, seed) for seed in range(6)], at_once=2)
+    assert begun == [0, 1]
+
+
+def test_what_cannot_go_beside_others_is_trained_while_they_wait(tmp_path: Path) -> None:
+    """The same bits as alone, though others of the pool are in the middle of their rounds."""
+    recipes = {"a": recipe(), "b": recipe(engine="crew"), "c": replace(recipe(), seed=2)}
+    same_as_alone(tmp_path, recipes)
 
 
 def test_what_would_not_give_the_same_bits_goes_alone() -> None:
@@ -160,4 +205,4 @@ def test_runs_that_cannot_go_side_by_side_say_so(tmp_path: Path) -> None:
     words = ["train", *settings, "--engine", "crew", "--seeds", "1,2", "--at-once", "2", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, [*words, "--device", "cpu"])
     assert done.exit_code == 0
-    assert "one after the other" in done.stderr
+    assert done.stderr.count("is trained alone") == 2

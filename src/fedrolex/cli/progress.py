@@ -21,6 +21,7 @@ NAMED = 8  # clients of a round, in one line
 SILENCE = 20  # seconds without a word in a pipe
 RECENT = 20  # rounds that the time left is judged by
 POINTS = 12  # of a spark-line
+Watch = Callable[[str, Recipe, Sequence[Mapping[str, Any]]], RoundDone]
 BARS = "▁▂▃▄▅▆▇█"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -119,26 +120,23 @@ class _Rounds(ProgressColumn):
 
 
 @contextmanager
-def shown(
-    names: Sequence[str],
-    recipes: Sequence[Recipe],
-    quiet: bool,
-    before: Sequence[Sequence[Mapping[str, Any]]] | None = None,
-) -> Iterator[list[RoundDone]]:
-    """Rounds, time left, accuracy, bytes and dropped answers of every run: live on a terminal, in a pipe a line.
+def shown(quiet: bool) -> Iterator[Watch]:
+    """Rounds, time left, accuracy, bytes and dropped answers of runs: live on a terminal, in a pipe a line.
+
+    Gives a function that takes a run's name, its recipe, and the metrics of the rounds that are done already, when the
+    run begins; what it returns is called after every round.
 
     Args:
-        names, recipes: of the runs.
         quiet: show nothing but why clients are dropped.
-        before: metrics of the rounds that are done already.
     """
     screen = Console(stderr=True)
     with Progress(*columns(screen), console=screen, disable=quiet or not screen.is_terminal) as bar:
-        now, steps = time.monotonic(), []
-        for name, recipe, done in zip(names, recipes, before or [[] for _ in names], strict=True):
-            run = Watched(f"{name}, seed {recipe.seed}", recipe.rounds, done, now)
-            steps.append(_step(bar, screen, run, quiet))
-        yield steps
+
+        def watched(name: str, recipe: Recipe, done: Sequence[Mapping[str, Any]] = ()) -> RoundDone:
+            run = Watched(f"{name}, seed {recipe.seed}", recipe.rounds, done, time.monotonic())
+            return _step(bar, screen, run, quiet)
+
+        yield watched
 
 
 def columns(screen: Console) -> list[ProgressColumn]:

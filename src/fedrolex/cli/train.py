@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -21,9 +23,9 @@ from fedrolex.cli.seeds import over_seeds, read_seeds
 from fedrolex.core import ENGINES, FedrolexError
 from fedrolex.core.allocator import keep_memory
 from fedrolex.recipes import Recipe, find_recipe
-from fedrolex.runs import Run, Training, prepare
+from fedrolex.runs import Run, prepare
 from fedrolex.runs.prepare import beside
-from fedrolex.runs.side_by_side import QUEUES, fits, side_by_side
+from fedrolex.runs.side_by_side import QUEUES, ReadyRun, side_by_side
 from fedrolex.runs.standing import standing
 from fedrolex.runs.training import pick_device
 from fedrolex.tasks.metrics import short
@@ -88,8 +90,6 @@ def train_command(
         Run.refuse(plan.folder)
     if seeds is not None:
         groups = [_by_seed(group, read_seeds(seeds)) for group in groups]
-    if at_once > 1:
-        os.environ.setdefault(*QUEUES)
     every = [plan for group in groups for plan in group]
 
     def created(plan: Planned) -> Run:
@@ -198,15 +198,10 @@ def _by_seed(plans: Sequence[Planned], seeds: Sequence[int]) -> list[Planned]:
     ]
 
 
-def together(plans: Sequence[Planned], at_once: int) -> Iterator[list[Planned]]:
+def of_one_precision(plans: Sequence[Planned]) -> Iterator[list[Planned]]:
     """Plans in groups that may be trained at once: of one precision, which is a switch of the whole process."""
-    some: list[Planned] = []
-    for plan in plans:
-        if some and (len(some) == at_once or some[0].recipe.precision != plan.recipe.precision):
-            yield some
-            some = []
-        some.append(plan)
-    yield some
+    for _, some in groupby(plans, key=lambda plan: plan.recipe.precision):
+        yield list(some)
 
 
 # --- training ---
@@ -216,37 +211,44 @@ def train_all(
     plans: Sequence[Planned], at_once: int, quiet: bool, opened: Callable[[Planned], Run]
 ) -> dict[Path, dict[str, Any]]:
     """Train all runs, so many at once; their summaries by folder."""
-    return {folder: each for some in together(plans, at_once) for folder, each in _train(some, quiet, opened).items()}
-
-
-def _train(plans: Sequence[Planned], quiet: bool, opened: Callable[[Planned], Run]) -> dict[Path, dict[str, Any]]:
-    """Train runs, side by side if there are several and they can; their summaries by folder."""
+    if at_once > 1:
+        os.environ.setdefault(*QUEUES)
     if all(pick_device(plan.recipe.device).type == "cpu" for plan in plans):
         keep_memory()
-    trainings = [prepare(plan.recipe) for plan in plans]
-    jobs = list(zip(plans, [opened(plan) for plan in plans], trainings, strict=True))
-    if len(jobs) > 1 and not all(fits(training) for training in trainings):
-        why = "dropout and engines with threads of their own share what one process has once"
-        print(f"--at-once: these runs go one after the other ({why})", file=sys.stderr)
-        found = [_go([job], quiet)[0] for job in jobs]
-    else:
-        found = _go(jobs, quiet)
-    return {plan.folder: {**summary, "method": plan.what} for plan, summary in zip(plans, found, strict=True)}
-
-
-def _go(jobs: Sequence[tuple[Planned, Run, Training]], quiet: bool) -> list[dict[str, Any]]:
-    """Train runs to their ends, side by side if there are several."""
+    begun: list[Planned] = []
     try:
-        names, recipes = [plan.what for plan, _, _ in jobs], [plan.recipe for plan, _, _ in jobs]
-        with shown(names, recipes, quiet, [run.rows() for _, run, _ in jobs]) as steps:
-            ready = [(run, training, step) for (_, run, training), step in zip(jobs, steps, strict=True)]
-            return [run.go(training, step) for run, training, step in ready] if len(jobs) == 1 else side_by_side(ready)
+        with shown(quiet) as watched:
+
+            def ready(plan: Planned) -> ReadyRun:
+                training, run = prepare(plan.recipe), opened(plan)
+                begun.append(plan)
+                return run, training, watched(plan.what, plan.recipe, run.rows())
+
+            found: dict[Path, dict[str, Any]] = {}
+            for some in of_one_precision(plans):
+                runs = [partial(ready, plan) for plan in some]
+                done = side_by_side(runs, at_once) if at_once > 1 and len(runs) > 1 else map(_trained, runs)
+                found |= {plan.folder: {**each, "method": plan.what} for plan, each in zip(some, done, strict=True)}
+            return found
     except KeyboardInterrupt:
-        for plan, _, training in jobs:
-            what = "" if plan.resumed_by == plan.folder else f" of {plan.folder} ({plan.what})"
-            done = f"stopped after round {training.server.round}{what}"
-            print(f"{done}; go on with: fedrolex resume {quote(str(plan.resumed_by))}", file=sys.stderr)
+        for plan in begun:
+            _say_stopped(plan)
         raise SystemExit(130) from None
+
+
+def _say_stopped(plan: Planned) -> None:
+    """How to go on with a run; nothing where it is done."""
+    rounds = len(Run.open(plan.folder).rows())
+    if rounds < plan.recipe.rounds:
+        what = "" if plan.resumed_by == plan.folder else f" of {plan.folder} ({plan.what})"
+        how = f"go on with: fedrolex resume {quote(str(plan.resumed_by))}"
+        print(f"stopped after round {rounds}{what}; {how}", file=sys.stderr)
+
+
+def _trained(ready: Callable[[], ReadyRun]) -> dict[str, Any]:
+    """A run that is alone, to its end; its summary."""
+    run, training, step = ready()
+    return run.go(training, step)
 
 
 def _report(groups: Sequence[Sequence[Planned]], results: dict[Path, dict[str, Any]], as_json: bool) -> None:

@@ -1,7 +1,8 @@
 """Several runs at once in one process: one cohort seldom fills a GPU."""
 
+import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -24,17 +25,28 @@ def fits(training: Training) -> bool:
     return training.engine.shares_process and not any(has_dropout(model) for model in models)
 
 
-def side_by_side(ready: Sequence[ReadyRun]) -> list[dict[str, Any]]:
-    """Train runs to their end, each in a thread and on a stream of its own; their summaries.
+def already(run: ReadyRun) -> Callable[[], ReadyRun]:
+    """A run that is ready, for :func:`side_by_side`."""
+    return lambda: run
 
-    Runs may be of different recipes, as far as :func:`fits` takes them. A run that captures steps waits until the
-    others have finished the round they are in, and the others wait for the capture.
 
-    The first run that fails, and Ctrl-C, stop the others after the round they are in; all can be resumed.
+def side_by_side(runs: Sequence[Callable[[], ReadyRun]], at_once: int) -> list[dict[str, Any]]:
+    """Train runs to their end, so many at once, each in a thread and on a stream of its own; their summaries.
+
+    A run is got ready when there is a place for it, while the others wait between their rounds; the next one begins as
+    soon as one is done. A run that captures steps waits until the others have finished the round they are in, and the
+    others wait for the capture. What :func:`fits` does not take is trained while all others wait.
+
+    The first run that fails, and Ctrl-C, stop the others after the round they are in, and no more begin; those that
+    have begun can be resumed.
+
+    Args:
+        runs: make them ready. They may be of different recipes, of one precision.
+        at_once: how many are trained at the same time.
     """
     stop = threading.Event()
-    with ThreadPoolExecutor(len(ready)) as pool:
-        futures = [pool.submit(_go, *each, stop) for each in ready]
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(_go, ready, stop) for ready in runs]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -46,7 +58,7 @@ def side_by_side(ready: Sequence[ReadyRun]) -> list[dict[str, Any]]:
     return [future.result() for future in futures]
 
 
-def _go(run: Run, training: Training, progress: Progress | None, stop: threading.Event) -> dict[str, Any]:
+def _go(ready: Callable[[], ReadyRun], stop: threading.Event) -> dict[str, Any]:
     def step(row: dict[str, Any]) -> None:
         if progress is not None:
             progress(row)
@@ -54,5 +66,14 @@ def _go(run: Run, training: Training, progress: Progress | None, stop: threading
             raise KeyboardInterrupt
         GATE.pause()
 
+    with GATE.alone():
+        if stop.is_set():
+            raise KeyboardInterrupt
+        gc.collect()  # what the run before in this place has left on the device
+        run, training, progress = ready()
+        if not fits(training):
+            why = "dropout and engines with threads of their own share what one process has once"
+            training.say(f"{run.folder} is trained alone ({why})")
+            return run.go(training, step)
     with own_stream(training.server.device):
         return run.go(training, step)
