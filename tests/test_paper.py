@@ -10,6 +10,7 @@ import pytest
 from told import told
 from typer.testing import CliRunner
 
+from fedrolex import FedrolexError
 from fedrolex.cli.app import app
 from fedrolex.methods import FedAvg, FedRolex, SubModels
 from fedrolex.recipes import find_recipe
@@ -189,6 +190,18 @@ def test_results_of_other_machines_stay_in_the_table(tmp_path: Path) -> None:
     assert not list((tmp_path / "runs").rglob("seed-3")), "said before anything is trained"
 
 
+def test_what_is_in_the_table_can_be_left_out(tmp_path: Path) -> None:
+    """On another machine only the table is there, not the runs."""
+    words = ("rho", "--scale", "0.001", "--json", "--missing", "--cell", "cifar10-high/fedrolex-0.2", "--seeds")
+    assert paper(tmp_path, *words, "1").exit_code == 0
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    assert [each["cell"] for each in json.loads(paper(tmp_path, *words, "1", "--list").stdout)] == []
+    assert len(json.loads(paper(tmp_path, *words, "1,2", "--list").stdout)) == 1
+    both = json.loads(paper(tmp_path, *words, "1,2").stdout)
+    assert [each["seeds"] for each in both["cells"] if each["seeds"]] == [[1, 2]]
+    assert [path.parent.name for path in (tmp_path / "runs").rglob("summary.json")] == ["seed-2"]
+
+
 def test_rare_classes_are_a_column_of_their_own(tmp_path: Path) -> None:
     words = ("rare", "--scale", "0.001", "--json", "--cell", "cifar10-rare/columns")
     (cell,) = (each for each in json.loads(paper(tmp_path, *words).stdout)["cells"] if each["seeds"])
@@ -275,15 +288,15 @@ def test_the_list_says_what_was_changed(tmp_path: Path) -> None:
     [
         (["overal"], "overal"),
         (["overall", "--kind", "tund"], "tund"),
-        (["overall", "--scale", "0"], "--scale is 0.0"),
-        (["overall", "--cell", "cifar10"], "--cell 'cifar10' is not in overall"),
+        (["overall", "--scale", "0"], "scale is 0.0"),
+        (["overall", "--cell", "cifar10"], "cell 'cifar10' is not in overall"),
         (
             ["overall", "--cell", "cifar10-high/ds-fl", "--kind", "released"],
-            "from another one: use --kind tuned",
+            "from another one: use kind tuned",
         ),
         (
             ["overall", "--cell", "blogs/columns", "--kind", "released"],
-            "no kind released: use --kind tuned or",
+            "no kind released: use kind tuned or",
         ),
         (["overall", "--seeds", "1,x"], "not a list of numbers"),
     ],
@@ -299,6 +312,73 @@ def test_the_list_names_every_cell(tmp_path: Path) -> None:
     images = [cell.name for cell in cells("gamma") if cell.setup in PAPER_SETUPS]
     assert [each["cell"] for each in json.loads(done.stdout)] == images
     assert not list(tmp_path.iterdir())
+
+
+# --- several tables at once ---
+
+
+def test_a_file_trains_cells_of_several_tables_and_kinds(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("""
+- {table: rho, cells: [cifar10-high/fedrolex-0.2], seeds: [1, 2]}
+- {table: gamma, cells: [cifar10-high/columns-4], scale: 0.5, settings: [client.lr=0.3]}
+- {table: rho, cells: [cifar10-high/fedrolex-0.3], kind: released}
+""")
+    listed = json.loads(paper(tmp_path, str(plan), "--scale", "0.002", "--list", "--json").stdout)
+    assert [row["cell"].rpartition("/")[2] for row in listed] == ["fedrolex-0.2", "columns-4", "fedrolex-0.3"]
+    assert not (tmp_path / "runs").exists()
+    done = paper(tmp_path, str(plan), "--scale", "0.002", "--at-once", "2", "--json")
+    assert done.exit_code == 0, done.output
+    found = {
+        (each["title"].partition("-changed")[0], cell["row"]): (cell["seeds"], cell["rounds"])
+        for each in json.loads(done.stdout)
+        for cell in each["cells"]
+        if cell["seeds"]
+    }
+    assert found == {
+        ("rho, tuned-x0.002", "fedrolex-0.2"): ([1, 2], 2),
+        ("gamma, tuned-x0.001", "columns-4"): ([1], 1),
+        ("rho, released-x0.002", "fedrolex-0.3"): ([1], 3),
+    }
+    rates = {Run.open(path.parent).recipe().client.lr for path in (tmp_path / "runs" / "gamma").rglob("recipe.yaml")}
+    assert rates == {0.3}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("summary.json")}
+    assert len(before) == 4
+    assert paper(tmp_path, str(plan), "--scale", "0.002").exit_code == 0
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items()), "what is done is not trained again"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no list of orders"),
+        ("table: rho", "no list of orders"),
+        ("- rho", "entry 1: recipe file is 'rho'"),
+        ("- {table: rho}\n- {tabel: rho}", "entry 2: recipe has an unknown key 'tabel': did you mean 'table'?"),
+        ("- {table: roh}", "entry 1: "),
+        ("- {table: rho, cells: [cifar10]}", "entry 1: cell 'cifar10' is not in rho"),
+        ("- {table: rho, kind: tund}", "tund"),
+        ("- {table: rho, seeds: [1, 1]}", "seeds are [1, 1]: give at least one, each once"),
+        ("- {table: rho, scale: 2}", "scale is 2.0"),
+        ("- {kind: tuned}", "entry 1"),
+        ("- {table: rho, table: gamma}", "twice"),
+    ],
+)
+def test_mistakes_in_a_file_are_one_line(text: str, said: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(text)
+    done = paper(tmp_path, str(plan))
+    assert isinstance(done.exception, FedrolexError), done.output
+    assert said in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_says_it_all(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("- {table: rho}")
+    assert "leave --cell, --kind and --seeds out" in str(paper(tmp_path, str(plan), "--seeds", "1").exception)
+    assert "cannot read" in str(paper(tmp_path, str(tmp_path / "none.yaml")).exception)
 
 
 def test_costs_and_lemmas_need_no_training(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedrolex.cli.paper.orders import read_orders
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "reproduction.md").read_text()
 NUMBER = re.compile(r"\d+\.\d+")
@@ -101,3 +103,18 @@ def test_what_devices_are_given(name: str, row: str) -> None:
 def test_other_splits(heading: str, name: str, table: str, setup: str, row: str) -> None:
     each = [run["global"] for run in runs(table, setup, row)]
     assert lines(heading)[name][: len(each)] == pytest.approx(each, abs=0.0051)
+
+
+def test_every_run_of_the_tables_is_asked_for_in_the_file_that_makes_them_again() -> None:
+    asked: dict[str, set[tuple[str, int]]] = {}
+    for order in read_orders(ROOT / "results" / "paper.yaml", 1, []):
+        shelf = order.shelf(Path("runs"))
+        runs_of_order = {(cell.label, seed) for cell in order.chosen() for seed in order.seeds}
+        asked.setdefault(f"{shelf.table}-{shelf.label}", set()).update(runs_of_order)
+    for path in (ROOT / "results" / "paper").glob("*.json"):
+        there = {
+            (f"{cell['setup']}/{cell['row']}", seed)
+            for cell in json.loads(path.read_text())["cells"]
+            for seed in cell["seeds"]
+        }
+        assert there <= asked[path.stem], path

@@ -65,9 +65,14 @@ class Cell:
     beside: bool = False
 
     @property
+    def label(self) -> str:
+        """Its name in its table."""
+        return f"{self.setup}/{self.row}"
+
+    @property
     def name(self) -> str:
         """As on the command line."""
-        return f"{self.table}/{self.setup}/{self.row}"
+        return f"{self.table}/{self.label}"
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -17,6 +17,9 @@ from fedrolex.recipes.recipe import FREE, Recipe
 from fedrolex.runs import Run
 from fedrolex.runs.standing import standing
 
+Made = tuple[str, int]
+"""A run of a table: its cell's label, and its seed."""
+
 UNCOUNTED = frozenset(FREE) - {"weights", "evaluation"}
 """Keys of a recipe that change no result."""
 
@@ -73,6 +76,12 @@ class Shelf:
             if summary is not None:
                 found[seed] = result(run, summary)
         return [found[seed] for seed in sorted(found)]
+
+    def in_table(self, out: Path) -> frozenset[Made]:
+        """The runs that are in the table's file, or finished here."""
+        return frozenset(
+            (f"{row['setup']}/{row['row']}", seed) for row in self.collected(out).rows for seed in row["seeds"]
+        )
 
     def collected(self, out: Path) -> PaperTable:
         """All cells of the table with all finished runs, those in the table's file among them."""

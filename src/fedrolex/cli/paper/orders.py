@@ -1,0 +1,100 @@
+"""What ``fedrolex paper`` is to make: cells of a table, asked for on the command line or, several times, in a file."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import get_args
+
+from fedrolex.cli.paper.shelf import Made, Shelf
+from fedrolex.cli.train import Planned
+from fedrolex.core import FedrolexError, check_words, one_of
+from fedrolex.recipes.decode import from_plain, read_yaml
+from fedrolex.recipes.paper import TABLES, Cell, cells
+from fedrolex.recipes.paper_setups import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Cells of one table in one kind.
+
+    Attributes:
+        table: its name.
+        cells: ``SETUP`` or ``SETUP/ROW``; none given: all that have the kind.
+        kind: of reproduction.
+        seeds: a run of each cell for every one.
+        scale: multiplies rounds.
+        settings: changed keys of the recipes, ``key=value``.
+    """
+
+    table: str
+    cells: list[str] = field(default_factory=list)
+    kind: Kind = "tuned"
+    seeds: list[int] = field(default_factory=lambda: [1])
+    scale: float = 1.0
+    settings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        one_of("table", self.table, list(TABLES))
+        one_of("kind", self.kind, get_args(Kind))
+        check_words("order", self)
+        if not 0 < self.scale <= 1:
+            raise FedrolexError(f"scale is {self.scale}: give a part of the rounds, above 0 and at most 1")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise FedrolexError(f"seeds are {self.seeds}: give at least one, each once")
+        self.chosen()  # raises where there is no such cell
+
+    def shelf(self, runs: Path) -> Shelf:
+        """Where its runs and results are."""
+        return Shelf(self.table, self.kind, self.scale, tuple(self.settings), runs)
+
+    def chosen(self) -> list[Cell]:
+        """The cells that are asked for and have the kind; all where nothing is asked for."""
+        every = cells(self.table)
+        for word in self.cells:
+            if not any(_is_asked(cell, word) for cell in every):
+                some = ", ".join(cell.label for cell in every[:6])
+                raise FedrolexError(f"cell {word!r} is not in {self.table}: there are {some} …; --list names all")
+        asked = [cell for cell in every if not self.cells or any(_is_asked(cell, word) for word in self.cells)]
+        found = [cell for cell in asked if self.kind in cell.kinds]
+        if not found:
+            first = asked[0]
+            why = ", since the paper quotes it from another one" if first.quoted else ""
+            raise FedrolexError(f"{first.name} has no kind {self.kind}{why}: use kind {' or '.join(first.kinds)}")
+        return found
+
+    def lacking(self, made: Collection[Made]) -> list[tuple[Cell, list[int]]]:
+        """Its cells of which some seeds are not made yet, with these seeds."""
+        found = [(cell, [seed for seed in self.seeds if (cell.label, seed) not in made]) for cell in self.chosen()]
+        return [(cell, seeds) for cell, seeds in found if seeds]
+
+    def plans(self, runs: Path, data: str | None, made: Collection[Made]) -> Iterator[Planned]:
+        """The runs that are not made yet."""
+        shelf = self.shelf(runs)
+        for cell, seeds in self.lacking(made):
+            recipe = replace(shelf.recipe(cell), data=data)
+            for seed in seeds:
+                folder = shelf.folder(cell) / f"seed-{seed}"
+                yield Planned(cell.label, folder, replace(recipe, seed=seed), folder, folder)
+
+
+def _is_asked(cell: Cell, word: str) -> bool:
+    return word in (cell.setup, cell.label)
+
+
+def read_orders(path: Path, scale: float, settings: Sequence[str]) -> list[Order]:
+    """The orders of a YAML file, a list with the keys of :class:`Order`; all rounds scaled, all recipes changed."""
+    try:
+        text = path.read_text()
+    except (OSError, ValueError) as error:
+        raise FedrolexError(f"cannot read {path}: {error}") from error
+    data = read_yaml(text, str(path))
+    if not isinstance(data, list) or not data:
+        raise FedrolexError(f"{path} is no list of orders: give entries such as - {{table: overall, seeds: [1]}}")
+    found = []
+    for number, entry in enumerate(data, 1):
+        try:
+            order: Order = from_plain(Order, entry)
+        except FedrolexError as error:
+            raise FedrolexError(f"{path}, entry {number}: {error}") from None
+        found.append(replace(order, scale=order.scale * scale, settings=[*order.settings, *settings]))
+    return found
