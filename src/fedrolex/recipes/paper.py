@@ -146,7 +146,10 @@ def _able(*widths: str) -> Words:
 
 BESIDE: dict[str, Words] = {
     "columns": _words("method=columns", "method.turns=true", rate=COLUMNS),
+    "everyone-1-2": _width("1/2"),
     "everyone-1-4": _width("1/4"),
+    "everyone-1-8": _width("1/8"),
+    "only-who-can-1": _able("1"),
     "only-who-can-1-2": _able("1/2"),
     "only-who-can-1-4": _able("1/4"),
     "only-who-can-1-8": _able("1/8"),
