@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrolex.clients import MODEL, Upload
+from fedrolex.clients import MODEL, LocalTraining, Upload
 from fedrolex.core import FedrolexError, check_numbers, words
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
 from fedrolex.methods.submodels import SubModels
 from fedrolex.privacy.accountant import epsilon
-from fedrolex.rounds import Member, Round, Server, State
+from fedrolex.rounds import Fleet, Member, Round, Server, State
 from fedrolex.slicing import Window
 from fedrolex.tasks import Measure
 
@@ -68,6 +68,12 @@ class Private(SubModels):
     def on_devices(self) -> "Private":
         """On real devices nobody may know samples or noise."""
         return replace(self, secret=True)
+
+    def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
+        """Every client must have the same chance, whoever the others are."""
+        super().check_fleet(fleet, client, scale)
+        if fleet.stratified:
+            raise FedrolexError("fleet.stratified is true: private averages draw every client by itself, leave it out")
 
     def check(self, setup: Setup) -> None:
         """The noise must be enough for both sums, and there must be an accountant."""

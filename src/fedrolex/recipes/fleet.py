@@ -24,6 +24,7 @@ class FleetRecipe:
             1/16), ``gamma:4`` (all have 1/4: a server four times as wide as every client).
         shares: how large a part of the fleet has each level; null is equal parts.
         redrawn: draw every client's capacity anew each round, as in the published runs.
+        stratified: draw cohorts that have devices of every size in the shares that these have in the fleet.
         availability: chance that a client is there in a round.
         stragglers: chance that a client manages only a part of its work in a round; methods say whether the
             part counts (fedprox) or not (others).
@@ -36,6 +37,7 @@ class FleetRecipe:
     capacities: list[str] | str = field(default_factory=lambda: list(LEVELS))
     shares: list[str] | None = None
     redrawn: bool = False
+    stratified: bool = False
     availability: float = 1.0
     stragglers: float = 0.0
     trace: list[list[int]] | None = None
@@ -78,6 +80,7 @@ class FleetRecipe:
             capacities=[exact(capacity) / self.server_scale for capacity in self.capacities],
             shares=self.shares,
             redrawn=self.redrawn,
+            stratified=self.stratified,
             availability=self.availability if self.trace is None else self.trace,
             stragglers=self.stragglers,
             seed=seed,

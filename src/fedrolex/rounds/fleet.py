@@ -37,6 +37,8 @@ class Fleet:
         shares: how large a part of the fleet has each level; equal parts by default.
         redrawn: whether every client's capacity is drawn anew each round (as in the published runs)
             instead of being its own for ever.
+        stratified: whether a cohort has clients of every level in the shares that they have in the fleet, instead of
+            as they come; what is left of a cohort after whole clients of every level is drawn as it comes.
         availability: the chance that a client is there in a round, or a list with one entry a round
             (repeated from the start when it ends) of the clients that are.
         stragglers: the chance that a client manages only a part of its work in a round, evenly between none and all.
@@ -48,6 +50,7 @@ class Fleet:
     capacities: Sequence[Capacity] = ("1", "1/2", "1/4", "1/8", "1/16")
     shares: Sequence[Capacity] | None = None
     redrawn: bool = False
+    stratified: bool = False
     availability: float | Sequence[Sequence[int]] = 1.0
     stragglers: float = 0.0
     seed: int = 0
@@ -120,13 +123,33 @@ class Fleet:
     def members(self, round: int, able: Fraction | None = None) -> list[Member]:
         """The cohort of a round, in the order of client numbers; with ``able``, of clients that can hold so much."""
         chosen: list[Member] = []
+        passed: list[Member] = []
+        wanted = self._wanted(able) if self.stratified else {}
+        free = self.cohort - sum(wanted.values())
         for client in self._called(round):
             member = Member(client, self.capacity(client, round), self.part(client, round))
-            if able is None or member.capacity >= able:
-                chosen.append(member)
-                if len(chosen) == self.cohort:
-                    break
+            if able is not None and member.capacity < able:
+                continue
+            if wanted.get(member.capacity):
+                wanted[member.capacity] -= 1
+            elif free:
+                free -= 1
+            else:
+                passed = [*passed, member][: self.cohort]
+                continue
+            chosen.append(member)
+            if len(chosen) == self.cohort:
+                break
+        chosen += passed[: self.cohort - len(chosen)]  # of some levels there were too few
         return sorted(chosen, key=lambda member: member.client)
+
+    def _wanted(self, able: Fraction | None) -> dict[Fraction, int]:
+        """How many clients of each level a stratified cohort has at least."""
+        shares = dict.fromkeys(self.levels, Fraction(0))
+        for level, share in zip(self.levels, self.level_shares, strict=True):
+            shares[level] += share if able is None or level >= able else 0
+        total = sum(shares.values()) or Fraction(1)
+        return {level: floor(self.cohort * share / total) for level, share in shares.items()}
 
     def sampled(self, round: int, chance: float, key: int) -> list[Member]:
         """Of the clients that are there, each with the same chance, in the order of client numbers.
