@@ -105,6 +105,27 @@ def test_other_splits(heading: str, name: str, table: str, setup: str, row: str)
     assert lines(heading)[name][: len(each)] == pytest.approx(each, abs=0.0051)
 
 
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("everyone trains 1 (a bound: four of five devices cannot)", "largest"),
+        ("HeteroFL", "heterofl"),
+        ("FedRolex", "fedrolex"),
+        ("only who can trains 1/4", "only-who-can-1-4"),
+        ("columns", "columns"),
+        ("everyone trains 1/16", "smallest"),
+    ],
+)
+def test_words(name: str, row: str) -> None:
+    found, each = lines("## Words")[name], runs("overall-tuned-x0.25", "blogs", row)
+    shares = [run["global"] for run in each]
+    assert found[:3] == pytest.approx([*shares, mean(shares)], abs=0.0051)
+    assert found[-1] == pytest.approx(mean(run["bytes"] for run in each) / 2**30, abs=0.051)
+    if row in ("heterofl", "fedrolex", "columns"):
+        wanted = [mean(run["submodels"][capacity] for run in each) for capacity in ("1/2", "1/4", "1/8", "1/16")]
+        assert found[3:-1] == pytest.approx(wanted, abs=0.051)
+
+
 def test_every_run_of_the_tables_is_asked_for_in_the_file_that_makes_them_again() -> None:
     asked: dict[str, set[tuple[str, int]]] = {}
     for order in read_orders(ROOT / "results" / "paper.yaml", 1, []):
