@@ -127,6 +127,25 @@ def test_devices_without_room_for_all_columns_train_narrower_ones_in_half_of_the
     assert len(part.columns) == 1, "a device is given its largest column, whatever the round"
 
 
+def test_one_by_one_a_device_trains_every_column_that_it_can_hold() -> None:
+    words = ('fleet.capacities=["1", "1/2", "1/4"]', 'method.columns=["1/2", "1/4", "1/4"]', "method.one_by_one=true")
+    training = made(*words)
+    method, server = method_of(training), training.server
+    chosen = {c: {tuple(method.trained_by(server, Member(3, c), round)) for round in range(9)} for c in LEVELS}
+    assert chosen == {WHOLE: {(0, 1, 2)}, HALF: {(0, 1, 2)}, QUARTER: {(1, 2)}}
+    part = method.submodel(server, HALF)
+    assert isinstance(part, ColumnModel)
+    assert len(part.columns) == 1, "what a device runs in the end must fit together"
+    row = training.run_round()
+    assert row["dropped"] == {}
+    largest = max(sum(server.bytes(job) for job in training.method.jobs(server, 1) if job.client == client)
+                  for client in range(server.fleet.clients))  # fmt: skip
+    assert row["bytes_up"] > 0
+    assert largest <= 4 * sum(server.main.axes.parameters(width) for width in (HALF, QUARTER, QUARTER))
+    refused = told(lambda: made(*words, "method.turns=true"))
+    assert "method.turns is for columns that must fit together" in refused
+
+
 def test_a_client_is_asked_for_its_columns_and_sends_no_more_than_those() -> None:
     training = made('fleet.capacities=["1", "1/2", "1/4"]')
     server = training.server
@@ -149,6 +168,18 @@ def test_one_column_of_the_whole_model_is_fedavg() -> None:
     words = ('fleet.capacities=["1"]', "method.rows=true")
     one, other = states(made(*words)), states(small("method=fedavg", *words))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_column_that_all_train_one_by_one_is_a_model_that_all_train() -> None:
+    fleet = 'fleet.capacities=["1/2", "1/4"]'
+    row = made(fleet, "method.one_by_one=true", 'method.columns=["1/2", "1/4"]')
+    alone = made(fleet, 'method.columns=["1/4"]')
+    alone.server.state[MODEL] = {name: tensor.clone() for name, tensor in row.server.state["column1"].items()}
+    for _ in range(3):
+        row.run_round()
+        alone.run_round()
+    found = alone.server.state[MODEL]
+    assert all(torch.equal(tensor, found[name]) for name, tensor in row.server.state["column1"].items())
 
 
 def test_a_round_changes_the_columns_that_were_trained_and_no_others() -> None:

@@ -33,11 +33,14 @@ SEEN = "seen"  # the section that says which classes every column has seen
 class Columns(Weighted):
     """A row of models; a device trains the largest column that it can hold, then the next that fit beside it.
 
-    Columns of equal width take turns.
+    Columns of equal width take turns. With ``one_by_one`` a device trains every column that it can hold by itself.
 
     Attributes:
         columns: their widths, as parts of the task's model. None given: one for every capacity below the largest,
             which trains them all; two, where that would be a single one and the server's model is larger than that.
+        one_by_one: a device trains every column that it can hold by itself, one after the other, so that narrow columns
+            see all clients' examples. It needs memory for one column at a time; with one column for every capacity
+            it computes and sends up to a third more than a model of its own size does.
         turns: in about half of the rounds a device that has no room for all columns leaves its largest one to others
             and trains narrower ones, so that columns see more clients' examples.
         rows: average a class's part of a column's output layer over the clients that hold the class only, and let
@@ -47,6 +50,7 @@ class Columns(Weighted):
     """
 
     columns: Sequence[str] = ()
+    one_by_one: bool = False
     turns: bool = False
     rows: bool = False
     server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
@@ -59,6 +63,8 @@ class Columns(Weighted):
                 exact(width)
             except FedrolexError as error:
                 raise FedrolexError(f"method.columns: {error}") from None
+        if self.one_by_one and self.turns:
+            raise FedrolexError("method.turns is for columns that must fit together: leave it or one_by_one out")
 
     def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
         """Somebody must be able to hold every column."""
@@ -121,8 +127,10 @@ class Columns(Weighted):
         return found
 
     def trained_by(self, server: Server, member: Member, round: int) -> list[int]:
-        """The columns that a client trains in a round: together no larger than its capacity."""
+        """The columns that a client trains in a round, together or each by itself no larger than its capacity."""
         widths = self._widths(server)
+        if self.one_by_one:
+            return [column for column, width in enumerate(widths) if width <= member.capacity * server.scale]
         turn, other = map(int, words(2, server.seed, "turn", round, member.client))
         order = sorted(range(len(widths)), key=lambda column: (-widths[column], (column - turn) % len(widths)))
         found = self._fitting(server, order, member.capacity)
@@ -173,7 +181,7 @@ class Columns(Weighted):
 
     def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
         """The columns that a device of a capacity can hold at once; None where it can hold none."""
-        found = replace(self, turns=False).trained_by(server, Member(0, capacity), server.round)
+        found = replace(self, one_by_one=False, turns=False).trained_by(server, Member(0, capacity), server.round)
         return self._row(server, found) if found else None
 
     def _row(self, server: Server, columns: Sequence[int]) -> nn.Module:
