@@ -195,8 +195,11 @@ def test_what_is_in_the_table_can_be_left_out(tmp_path: Path) -> None:
     words = ("rho", "--scale", "0.001", "--json", "--missing", "--cell", "cifar10-high/fedrolex-0.2", "--seeds")
     assert paper(tmp_path, *words, "1").exit_code == 0
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
-    assert [each["cell"] for each in json.loads(paper(tmp_path, *words, "1", "--list").stdout)] == []
-    assert len(json.loads(paper(tmp_path, *words, "1,2", "--list").stdout)) == 1
+    assert json.loads(paper(tmp_path, *words, "1", "--list").stdout) == []
+    shown = [word for word in words if word != "--json"]
+    assert "Nothing is missing" in paper(tmp_path, *shown, "1", "--list").output
+    (row,) = json.loads(paper(tmp_path, *words, "1,2", "--list").stdout)
+    assert (row["seeds"], row["seeds_in_table"]) == ([2], [1])
     both = json.loads(paper(tmp_path, *words, "1,2").stdout)
     assert [each["seeds"] for each in both["cells"] if each["seeds"]] == [[1, 2]]
     assert [path.parent.name for path in (tmp_path / "runs").rglob("summary.json")] == ["seed-2"]
@@ -353,14 +356,19 @@ def test_a_file_trains_cells_of_several_tables_and_kinds(tmp_path: Path) -> None
     [
         ("", "no list of orders"),
         ("table: rho", "no list of orders"),
-        ("- rho", "entry 1: recipe file is 'rho'"),
-        ("- {table: rho}\n- {tabel: rho}", "entry 2: recipe has an unknown key 'tabel': did you mean 'table'?"),
+        ("- rho", "entry 1: file is 'rho'"),
+        ("- {table: rho}\n- {tabel: rho}", "entry 2: has an unknown key 'tabel': did you mean 'table'?"),
         ("- {table: roh}", "entry 1: "),
         ("- {table: rho, cells: [cifar10]}", "entry 1: cell 'cifar10' is not in rho"),
         ("- {table: rho, kind: tund}", "tund"),
         ("- {table: rho, seeds: [1, 1]}", "seeds are [1, 1]: give at least one, each once"),
         ("- {table: rho, scale: 2}", "scale is 2.0"),
         ("- {kind: tuned}", "entry 1"),
+        ("- {table: rho, seeds: [-1]}", "from 0 to 2^63 - 1"),
+        ("- {table: rho, settings: [seed=7]}", "settings have a seed"),
+        ("- {table: rho, settings: [roundz=7]}", "unknown key 'roundz'"),
+        ("- {table: rho, settings: [rounds]}", "entry 1: "),
+        ("- {table: overall, kind: printed, cells: [cifar10-high, cifar10-high/feddf]}", "feddf has no kind printed"),
         ("- {table: rho, table: gamma}", "twice"),
     ],
 )
@@ -372,6 +380,24 @@ def test_mistakes_in_a_file_are_one_line(text: str, said: str, tmp_path: Path) -
     assert said in str(done.exception)
     assert "\n" not in str(done.exception)
     assert not (tmp_path / "runs").exists()
+
+
+def test_orders_of_one_table_are_one_table(tmp_path: Path) -> None:
+    """Settings that change no result, or stand in another order, make no other table; another recipe is refused."""
+    plan, cell = tmp_path / "plan.yaml", "table: rho, scale: 0.002, cells: [cifar10-high/fedrolex-0."
+    plan.write_text(f"""
+- {{{cell}1], settings: [device=cpu]}}
+- {{{cell}2, cifar10-high/fedrolex-0.1]}}
+""")
+    found = json.loads(paper(tmp_path, str(plan), "--list", "--json").stdout)
+    assert [row["cell"][-3:] for row in found] == ["0.1", "0.2"]
+    (table,) = json.loads(paper(tmp_path, str(plan), "--json").stdout)
+    assert [cell["row"] for cell in table["cells"] if cell["seeds"]] == ["fedrolex-0.1", "fedrolex-0.2"]
+    plan.write_text(f"""
+- {{{cell}1], settings: [client.lr=0.1, client.lr=0.2]}}
+- {{{cell}1], settings: [client.lr=0.2, client.lr=0.1]}}
+""")
+    assert "by two recipes of one name" in str(paper(tmp_path, str(plan)).exception)
 
 
 def test_a_file_says_it_all(tmp_path: Path) -> None:

@@ -125,16 +125,38 @@ class Broken(Callback):
             raise FedrolexError("broken")
 
 
-def test_one_that_fails_stops_the_others_which_can_be_resumed(tmp_path: Path) -> None:
+def test_one_that_fails_in_one_line_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = jobs(tmp_path, of_seeds(1))
     broken = replace(recipe(), seed=2, rounds=40)
     made.append((Run.create(tmp_path / "2", broken), prepare(broken, callbacks=[Broken()]), None))
     with pytest.raises(FedrolexError, match="broken"):
         side_by_side(waiting(made), len(made))
-    run = Run.open(tmp_path / "1")
-    summary = run.go(prepare(run.recipe()))
+    assert "a run has failed, the others go on: callback Broken" in capsys.readouterr().err
     (again, training, _) = jobs(tmp_path / "alone", of_seeds(1))[0]
     wanted = again.go(training)
+    summary = json.loads((tmp_path / "1" / "summary.json").read_text())
+    assert summary["global_accuracy"] == wanted["global_accuracy"]
+    assert not (tmp_path / "2" / "summary.json").exists()
+
+
+def faulty(folder: Path, seed: int) -> Job:
+    def fault() -> dict[str, Any]:
+        raise ZeroDivisionError("a fault of the program")
+
+    made = replace(recipe(), seed=seed)
+    training = prepare(made)
+    training.run_round = fault  # type: ignore[method-assign]
+    return Run.create(folder / str(seed), made), training, None
+
+
+def test_a_fault_of_the_program_stops_the_others_which_can_be_resumed(tmp_path: Path) -> None:
+    long = replace(recipe(), rounds=40)
+    with pytest.raises(ZeroDivisionError):
+        side_by_side([*waiting(jobs(tmp_path, {"1": long})), partial(faulty, tmp_path, 2)], at_once=2)
+    run = Run.open(tmp_path / "1")
+    assert len(run.rows()) < 40
+    summary = run.go(prepare(run.recipe()))
+    wanted = Run.create(tmp_path / "alone", long).go(prepare(long))
     assert summary["global_accuracy"] == wanted["global_accuracy"]
 
 
@@ -157,17 +179,20 @@ def test_runs_are_got_ready_when_there_is_a_place_and_let_go_when_they_are_done(
     assert max(seen) == 2, seen
 
 
-def test_after_one_that_fails_no_more_begin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [False, True])
+def test_after_a_fault_no_more_begin(fault: bool, tmp_path: Path) -> None:
     begun: list[int] = []
 
     def ready(seed: int) -> Job:
         begun.append(seed)
+        if fault:
+            return faulty(tmp_path, seed)
         made = replace(recipe(), seed=seed)
         return Run.create(tmp_path / str(seed), made), prepare(made, callbacks=[Broken()]), None
 
-    with pytest.raises(FedrolexError, match="broken"):
+    with pytest.raises(ZeroDivisionError if fault else FedrolexError):
         side_by_side([partial(ready, seed) for seed in range(6)], at_once=2)
-    assert begun == [0, 1]
+    assert len(begun) == 6 if not fault else len(begun) < 6
 
 
 def test_what_cannot_go_beside_others_is_trained_while_they_wait(tmp_path: Path) -> None:
@@ -205,4 +230,4 @@ def test_runs_that_cannot_go_side_by_side_say_so(tmp_path: Path) -> None:
     words = ["train", *settings, "--engine", "crew", "--seeds", "1,2", "--at-once", "2", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, [*words, "--device", "cpu"])
     assert done.exit_code == 0
-    assert done.stderr.count("is trained alone") == 2
+    assert done.stderr.count("is not trained side by side") == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -75,6 +77,55 @@ def test_a_network_is_traced_once_and_another_one_too() -> None:
     assert traced_once(own, torch.randn(2, 3, 8, 8)) is not traced_once(own, torch.randn(2, 3, 8, 8))
     assert len(known) == before
     assert kind(ConvNet(width=4).eval(), inputs) != kind(ConvNet(width=4), inputs)
+
+
+class Tied(nn.Module):
+    """Six linear layers, some of which are one."""
+
+    def __init__(self, *pairs: tuple[int, int], modules: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+        for one, other in pairs:
+            if modules:
+                self.layers[other] = self.layers[one]
+            else:
+                self.layers[other].weight = self.layers[one].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("modules", [True, False])
+def test_networks_that_are_tied_otherwise_are_others(modules: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tied, "__module__", "fedrolex.models.tied")
+    x = torch.randn(2, 4)
+    ties: list[list[tuple[int, int]]] = [[], [(0, 2), (1, 3)], [(0, 3), (1, 2)], [(0, 2), (0, 3)], [(0, 2)]]
+    assert len({kind(Tied(*pairs, modules=modules), x) for pairs in ties}) == len(ties)
+    assert kind(Tied(*ties[1], modules=modules), x) == kind(Tied(*ties[1], modules=modules), x) is not None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [torch.ones(3), [torch.ones(3)], {"a": object()}, (Residual(),), {1: [lambda x: x]}],
+    ids=lambda o: type(o).__name__,
+)
+def test_what_a_representation_does_not_say_is_traced_anew(odd: object) -> None:
+    model = ConvNet(width=4)
+    vars(model)["extra"] = odd
+    assert kind(model, torch.randn(2, 1, 8, 8)) is None
+    assert kind(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4)) is None, "not one of this package's"
+
+
+def test_axes_keep_no_weights_of_the_network_they_are_of() -> None:
+    model = ResNet(8, 10, 1, 16, 4, "batch")
+    axes = trace(model, torch.randn(IMAGES))
+    weights = [weakref.ref(parameter) for parameter in model.parameters()]
+    del model
+    gc.collect()
+    assert not any(weight() is not None for weight in weights)
+    assert axes.parameters("1/2") > 0
 
 
 def test_few_traces_are_kept() -> None:

@@ -123,6 +123,8 @@ class _Rounds(ProgressColumn):
 def shown(quiet: bool) -> Iterator[Watch]:
     """Rounds, time left, accuracy, bytes and dropped answers of runs: live on a terminal, in a pipe a line.
 
+    On a terminal that is too small for all runs, those that are done make room for new ones.
+
     Gives a function that takes a run's name, its recipe, and the metrics of the rounds that are done already, when the
     run begins; what it returns is called after every round.
 
@@ -133,6 +135,9 @@ def shown(quiet: bool) -> Iterator[Watch]:
     with Progress(*columns(screen), console=screen, disable=quiet or not screen.is_terminal) as bar:
 
         def watched(name: str, recipe: Recipe, done: Sequence[Mapping[str, Any]] = ()) -> RoundDone:
+            room = max(1, screen.height - 2)
+            for task in [task for task in bar.tasks if task.finished][: max(0, len(bar.tasks) + 1 - room)]:
+                bar.remove_task(task.id)
             run = Watched(f"{name}, seed {recipe.seed}", recipe.rounds, done, time.monotonic())
             return _step(bar, screen, run, quiet)
 

@@ -17,7 +17,7 @@ import typer
 
 from fedrolex.cli.console import console, remark
 from fedrolex.cli.options import AsJson, DataFolder, Settings
-from fedrolex.cli.progress import shown
+from fedrolex.cli.progress import Watch, shown
 from fedrolex.cli.results import draw, show_results, still_rising, verdict
 from fedrolex.cli.seeds import over_seeds, read_seeds
 from fedrolex.core import ENGINES, FedrolexError
@@ -208,9 +208,15 @@ def of_one_precision(plans: Sequence[Planned]) -> Iterator[list[Planned]]:
 
 
 def train_all(
-    plans: Sequence[Planned], at_once: int, quiet: bool, opened: Callable[[Planned], Run]
+    plans: Sequence[Planned], at_once: int, quiet: bool, opened: Callable[[Planned], Run], again: str | None = None
 ) -> dict[Path, dict[str, Any]]:
-    """Train all runs, so many at once; their summaries by folder."""
+    """Train all runs, so many at once; their summaries by folder.
+
+    Args:
+        quiet: show no progress.
+        opened: gives the folder of a run that begins.
+        again: what to do after a stop, where it is not to resume each run by itself.
+    """
     if at_once > 1:
         os.environ.setdefault(*QUEUES)
     if all(pick_device(plan.recipe.device).type == "cpu" for plan in plans):
@@ -218,37 +224,55 @@ def train_all(
     begun: list[Planned] = []
     try:
         with shown(quiet) as watched:
-
-            def ready(plan: Planned) -> ReadyRun:
-                training, run = prepare(plan.recipe), opened(plan)
-                begun.append(plan)
-                return run, training, watched(plan.what, plan.recipe, run.rows())
-
-            found: dict[Path, dict[str, Any]] = {}
-            for some in of_one_precision(plans):
-                runs = [partial(ready, plan) for plan in some]
-                done = side_by_side(runs, at_once) if at_once > 1 and len(runs) > 1 else map(_trained, runs)
-                found |= {plan.folder: {**each, "method": plan.what} for plan, each in zip(some, done, strict=True)}
-            return found
+            return _trained(plans, at_once, lambda plan: _ready(plan, opened, begun, watched))
     except KeyboardInterrupt:
-        for plan in begun:
-            _say_stopped(plan)
+        if not begun:
+            raise
+        _say_stopped(plans, begun, again)
         raise SystemExit(130) from None
+    except BaseException:
+        if len(plans) > 1:
+            _say_stopped(plans, begun, again)
+        raise
 
 
-def _say_stopped(plan: Planned) -> None:
-    """How to go on with a run; nothing where it is done."""
-    rounds = len(Run.open(plan.folder).rows())
-    if rounds < plan.recipe.rounds:
+def _ready(plan: Planned, opened: Callable[[Planned], Run], begun: list[Planned], watched: Watch) -> ReadyRun:
+    """A run that begins."""
+    training, run = prepare(plan.recipe), opened(plan)
+    begun.append(plan)
+    return run, training, watched(plan.what, plan.recipe, run.rows())
+
+
+def _trained(
+    plans: Sequence[Planned], at_once: int, ready: Callable[[Planned], ReadyRun]
+) -> dict[Path, dict[str, Any]]:
+    """Runs of one precision side by side, which is a switch of the whole process; their summaries by folder."""
+    found: dict[Path, dict[str, Any]] = {}
+    for some in of_one_precision(plans):
+        if at_once > 1 and len(some) > 1:
+            summaries = side_by_side([partial(ready, plan) for plan in some], at_once)
+            found |= {plan.folder: each for plan, each in zip(some, summaries, strict=True)}
+        else:
+            for plan in some:
+                run, training, step = ready(plan)
+                found[plan.folder] = run.go(training, step)
+    return {plan.folder: {**found[plan.folder], "method": plan.what} for plan in plans}
+
+
+def _say_stopped(plans: Sequence[Planned], begun: Sequence[Planned], again: str | None) -> None:
+    """Where runs stand that were not finished, and how to go on with them."""
+    standings = [(plan, standing(Run.open(plan.folder))) for plan in begun]
+    stopped = [(plan, found["rounds"]) for plan, found in standings if found["state"] != "finished"]
+    for plan, rounds in stopped if again is None else ():
         what = "" if plan.resumed_by == plan.folder else f" of {plan.folder} ({plan.what})"
         how = f"go on with: fedrolex resume {quote(str(plan.resumed_by))}"
         print(f"stopped after round {rounds}{what}; {how}", file=sys.stderr)
-
-
-def _trained(ready: Callable[[], ReadyRun]) -> dict[str, Any]:
-    """A run that is alone, to its end; its summary."""
-    run, training, step = ready()
-    return run.go(training, step)
+    waiting = [plan for plan in plans if plan not in begun]
+    if again is not None:
+        told = f"{len(stopped)} runs are in the middle, {len(waiting)} have not begun"
+        print(f"stopped: {told}; go on with {again}", file=sys.stderr)
+    elif waiting and any(plan.top not in {each.top for each in begun} for plan in waiting):
+        print(f"not begun: {', '.join(f'{plan.what} ({plan.folder})' for plan in waiting)}", file=sys.stderr)
 
 
 def _report(groups: Sequence[Sequence[Planned]], results: dict[Path, dict[str, Any]], as_json: bool) -> None:

@@ -3,13 +3,14 @@
 import gc
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from fedrolex.clients import has_dropout
+from fedrolex.core import FedrolexError
 from fedrolex.engines.gpu.sharing import GATE, own_stream
 from fedrolex.runs.run import Progress, Run
-from fedrolex.runs.training import Training
+from fedrolex.runs.training import Training, to_stderr
 
 ReadyRun = tuple[Run, Training, Progress | None]
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # to be in the environment before CUDA starts: runs then do not queue up
@@ -37,28 +38,42 @@ def side_by_side(runs: Sequence[Callable[[], ReadyRun]], at_once: int) -> list[d
     soon as one is done. A run that captures steps waits until the others have finished the round they are in, and the
     others wait for the capture. What :func:`fits` does not take is trained while all others wait.
 
-    The first run that fails, and Ctrl-C, stop the others after the round they are in, and no more begin; those that
-    have begun can be resumed.
+    A run that fails in one line (:class:`FedrolexError`) leaves the others alone, and is raised in the end. Ctrl-C, and
+    whatever else goes wrong, stops the others after the round they are in, and no more begin; those that have begun can
+    be resumed.
 
     Args:
         runs: make them ready. They may be of different recipes, of one precision.
         at_once: how many are trained at the same time.
     """
     stop = threading.Event()
+    futures: list[Future[dict[str, Any]]] = []
     with ThreadPoolExecutor(at_once) as pool:
-        futures = [pool.submit(_go, ready, stop) for ready in runs]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            futures += [pool.submit(_go, ready, stop) for ready in runs]
+            for future in as_completed(futures):
+                if not isinstance(future.exception(), FedrolexError | None):
+                    break
         finally:
-            if not all(future.done() and future.exception() is None for future in futures):
+            if not all(future.done() for future in futures) or len(futures) < len(runs):
                 stop.set()
     errors = [error for future in futures if (error := future.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, KeyboardInterrupt)):
+    for error in sorted(
+        errors, key=lambda error: (isinstance(error, KeyboardInterrupt), isinstance(error, FedrolexError))
+    ):
         raise error
     return [future.result() for future in futures]
 
 
 def _go(ready: Callable[[], ReadyRun], stop: threading.Event) -> dict[str, Any]:
+    try:
+        return _trained(ready, stop)
+    except FedrolexError as error:
+        to_stderr(f"a run has failed, the others go on: {error}")
+        raise
+
+
+def _trained(ready: Callable[[], ReadyRun], stop: threading.Event) -> dict[str, Any]:
     def step(row: dict[str, Any]) -> None:
         if progress is not None:
             progress(row)
@@ -71,9 +86,11 @@ def _go(ready: Callable[[], ReadyRun], stop: threading.Event) -> dict[str, Any]:
             raise KeyboardInterrupt
         gc.collect()  # what the run before in this place has left on the device
         run, training, progress = ready()
+        if stop.is_set():
+            raise KeyboardInterrupt
         if not fits(training):
             why = "dropout and engines with threads of their own share what one process has once"
-            training.say(f"{run.folder} is trained alone ({why})")
+            training.say(f"{run.folder} is not trained side by side with others: {why}")
             return run.go(training, step)
     with own_stream(training.server.device):
         return run.go(training, step)

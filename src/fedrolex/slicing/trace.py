@@ -98,7 +98,9 @@ def trace(model: nn.Module, example: Any, hints: Hints | None = None, *, whole: 
         raise FedrolexError(f"{hooked[0]} has a backward hook, which sub-models would not call: remove it")
     inputs = Inputs.of(model, example)
     try:
-        axes = _Trace(model, inputs, hints).proved(whole)
+        tracing = _Trace(model, inputs, hints)
+        axes = tracing.proved(whole)
+        tracing.let_go()
     except FedrolexError:
         raise
     except Exception as error:
@@ -253,6 +255,11 @@ class _Trace:
             for leaf, name in resolution.names.items():
                 if name in failing:
                     freeze(leaf, f"failed its proof: {failing[name]}")
+
+    def let_go(self) -> None:
+        """Axes may outlive the model: they keep none of its weights."""
+        for mode in self.modes.values():
+            mode.tensors.clear()
 
     def _notes(self, program: Program) -> list[Note]:
         notes = []

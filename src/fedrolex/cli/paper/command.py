@@ -60,7 +60,7 @@ def paper_command(
     if what in UNTRAINED:
         _computed(what, as_json)
         return
-    from_file = what.endswith(FILES)
+    from_file = what.lower().endswith(FILES)
     if from_file and (kind or only or seeds):
         raise FedrolexError(f"{what} says which cells, kinds and seeds: leave --cell, --kind and --seeds out")
     if what == ALL and (only or not listed):
@@ -73,20 +73,25 @@ def paper_command(
             Order(table=name, cells=only or [], kind=chosen, seeds=each, scale=scale, settings=list(settings or ()))
             for name in _tables(what, chosen)
         ]
-    shelves = dict.fromkeys(order.shelf(runs) for order in orders)
-    made = {shelf: shelf.in_table(out) if missing else frozenset[Made]() for shelf in shelves}
+    shelves = {order.shelf(runs).name: order.shelf(runs) for order in orders}
+    made = {name: shelf.in_table(out) if missing else frozenset[Made]() for name, shelf in shelves.items()}
     if listed:
-        every: dict[Shelf, list[Cell]] = {shelf: [] for shelf in shelves}
+        every: dict[str, list[tuple[Cell, list[int]]]] = {name: [] for name in shelves}
         for order in orders:
-            there = every[shelf := order.shelf(runs)]
-            there += [cell for cell, _ in order.lacking(made[shelf]) if cell not in there]
-        list_cells(every, UNTRAINED if what == ALL else (), orders[0].seeds[0], out, as_json)
+            name = order.shelf(runs).name
+            known = [cell for cell, _ in every[name]]
+            every[name] += [(cell, seeds) for cell, seeds in order.lacking(made[name]) if cell not in known]
+        lists = [(shelf, every[name]) for name, shelf in shelves.items()]
+        list_cells(lists, UNTRAINED if what == ALL else (), out, as_json)
         return
     folder = data and str(Path(data).absolute())
-    every_plan = [plan for order in orders for plan in order.plans(runs, folder, made[order.shelf(runs)])]
-    plans = {plan.folder: plan for plan in every_plan}  # each once
-    _train(plans.values(), shelves, at_once, out, as_json)
-    _report(shelves, out, as_json, whole=not from_file)
+    plans: dict[Path, Planned] = {}
+    for order in orders:
+        for plan in order.plans(runs, folder, made[order.shelf(runs).name]):
+            if plans.setdefault(plan.folder, plan).recipe != plan.recipe:
+                raise FedrolexError(f"{plan.what} is asked for by two recipes of one name: order their settings alike")
+    _train(plans.values(), shelves.values(), at_once, out, as_json)
+    _report(shelves.values(), out, as_json, listed=from_file)
 
 
 def _kind(word: str) -> Kind:
@@ -123,7 +128,7 @@ def _train(plans: Iterable[Planned], shelves: Iterable[Shelf], at_once: int, out
     for shelf in shelves:
         shelf.collected(out)  # what cannot be read or written is said before anything is trained
     try:
-        train_all(waiting, at_once, quiet, _opened)
+        train_all(waiting, at_once, quiet, _opened, "the same command")
     except BaseException:
         for shelf in shelves:
             collected = shelf.collected(out)
@@ -147,8 +152,8 @@ def _opened(plan: Planned) -> Run:
 # --- what comes of it ---
 
 
-def _report(shelves: Iterable[Shelf], out: Path, as_json: bool, *, whole: bool) -> None:
-    """Write every table and figure and show it; as JSON a document for the one table, or a list of them."""
+def _report(shelves: Iterable[Shelf], out: Path, as_json: bool, *, listed: bool) -> None:
+    """Write every table and figure and show it; as JSON the one table, or a list of tables."""
     screen, found = console(), []
     for shelf in shelves:
         collected = shelf.collected(out)
@@ -163,4 +168,4 @@ def _report(shelves: Iterable[Shelf], out: Path, as_json: bool, *, whole: bool) 
             remark(screen, f"Changed: {', '.join(shelf.settings)}.")
         screen.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps(found[0] if whole else found, indent=1))
+        typer.echo(json.dumps(found if listed else found[0], indent=1))

@@ -18,37 +18,46 @@ from fedrolex.recipes.paper import Cell
 from fedrolex.recipes.paper_setups import SETUPS
 
 Row = dict[str, Any]
-HEADINGS = ("cell", "rounds", "clients", "batch", "PMACs", "GiB", "seconds", "on", "seeds done", "in the table")
+Asked = tuple[Cell, list[int]]
+"""A cell, and the seeds of the runs that are asked for."""
+
+HEADINGS = ("cell", "seeds", "rounds", "clients", "batch", "PMACs", "GiB", "seconds", "on", "seeds done",
+            "in the table")  # fmt: skip
 
 
-def list_cells(shelves: dict[Shelf, list[Cell]], computed: Sequence[str], seed: int, out: Path, as_json: bool) -> None:
+def list_cells(
+    shelves: Sequence[tuple[Shelf, Sequence[Asked]]], computed: Sequence[str], out: Path, as_json: bool
+) -> None:
     """Print the cells of tables with what a run of each costs; ``computed`` are names of what needs no run."""
     costs = PaperCosts()
-    found = {shelf: _listed(shelf, chosen, costs, seed, out) for shelf, chosen in shelves.items()}
-    every = [row for rows in found.values() for row in rows]
+    found = [(shelf, _listed(shelf, asked, costs, out)) for shelf, asked in shelves if asked]
+    every = [row for _, rows in found for row in rows]
     if as_json:
         nothing = {"rounds": 0, **asdict(Needed(0, 0))}
         typer.echo(json.dumps([*every, *({"cell": name, **nothing} for name in computed)], indent=1))
         return
     screen = console()
-    for shelf, rows in found.items():
+    if not every:
+        screen.print("Nothing is missing: every run that is asked for is in its table.", highlight=False)
+        return
+    for shelf, rows in found:
         screen.print(table(HEADINGS, map(_line, rows), f"{shelf.table}, {shelf.label}", words=1))
     if computed:
         remark(screen, f"Computed, without any run: {', '.join(f'fedrolex paper {name}' for name in computed)}.")
-    _remark_totals(screen, every, next(iter(shelves)).kind, seed)
+    _remark_totals(screen, every, found[0][0].kind)
 
 
-def _listed(shelf: Shelf, chosen: Sequence[Cell], costs: PaperCosts, seed: int, out: Path) -> list[Row]:
+def _listed(shelf: Shelf, asked: Sequence[Asked], costs: PaperCosts, out: Path) -> list[Row]:
     collected = shelf.collected(out)
     rows = {(row["setup"], row["row"]): row for row in collected.rows}
     found = []
-    for cell in chosen:
+    for cell, seeds in asked:
         recipe = shelf.recipe(cell)
         done = [each["seed"] for each in shelf.finished(cell)]
-        row = {"cell": cell.name, "rounds": recipe.rounds, "clients_a_round": recipe.fleet.cohort,
+        row = {"cell": cell.name, "seeds": seeds, "rounds": recipe.rounds, "clients_a_round": recipe.fleet.cohort,
                "batch": recipe.client.batch, "seeds_done": done, "beside": cell.beside}  # fmt: skip
         row["seeds_in_table"] = rows[cell.setup, cell.row]["seeds"]
-        needed = costs.needed(replace(recipe, seed=seed))
+        needed = costs.needed(replace(recipe, seed=seeds[0]))
         own = rows[cell.setup, cell.row]["runs"]
         time = _time(own or _alike(cell, collected), recipe.rounds)
         found.append({**row, **asdict(needed), **time, "about": bool(time["on"] and not own)})
@@ -73,7 +82,7 @@ def _time(runs: Sequence[Row], rounds: int) -> Row:
 def _line(row: Row) -> tuple[str, ...]:
     about = "about " * row["about"]
     return (
-        row["cell"], str(row["rounds"]), str(row["clients_a_round"]), str(row["batch"]),
+        row["cell"], _seeds(row["seeds"]), str(row["rounds"]), str(row["clients_a_round"]), str(row["batch"]),
         _number(row["macs"], 1e15), _number(row["bytes"], 2**30),
         "–" if row["seconds"] is None else f"{about}{row['seconds']:,.0f}", row["on"] or "",
         _seeds(row["seeds_done"]), _seeds(row["seeds_in_table"]),
@@ -88,15 +97,17 @@ def _seeds(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds)) or "–"
 
 
-def _remark_totals(screen: Console, rows: Sequence[Row], kind: str, seed: int) -> None:
-    total, known = sum(row["rounds"] for row in rows), [row for row in rows if row["macs"] is not None]
-    remark(screen, f"{len(rows)} cells, {total:,} rounds a seed; fedrolex show CELL@{kind} prints a recipe.")
-    macs, sent = sum(row["macs"] for row in known) / 1e15, sum(row["bytes"] for row in known) / 2**30
+def _remark_totals(screen: Console, rows: Sequence[Row], kind: str) -> None:
+    known = [row for row in rows if row["macs"] is not None]
+    runs, rounds = sum(len(row["seeds"]) for row in rows), sum(len(row["seeds"]) * row["rounds"] for row in rows)
+    macs = sum(len(row["seeds"]) * row["macs"] for row in known) / 1e15
+    sent = sum(len(row["seeds"]) * row["bytes"] for row in known) / 2**30
+    remark(screen, f"{len(rows)} cells, {runs} runs, {rounds:,} rounds; fedrolex show CELL@{kind} prints a recipe.")
     remark(
         screen,
-        f"What clients compute (PMACs) and what is sent (GiB) in all rounds, seed {seed}, counted from the recipes: "
-        f"{macs:,.1f} and {sent:,.0f} for the {len(known)} cells that have both. Text: by the shares of the "
-        "capacities. A dash: not known without the data, or without a run.",
+        "What clients compute (PMACs) and what is sent (GiB) in all rounds of one run, by the first seed, counted from "
+        f"the recipe; {macs:,.1f} and {sent:,.0f} for all runs of the {len(known)} cells that have both. Text: by the "
+        "shares of the capacities. A dash: not known without the data, or without a run.",
     )
     if any(row["about"] for row in rows):
         remark(screen, "about: by the rounds of runs with an earlier recipe, or on another split of the same data.")

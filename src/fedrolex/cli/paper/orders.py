@@ -12,6 +12,8 @@ from fedrolex.recipes.decode import from_plain, read_yaml
 from fedrolex.recipes.paper import TABLES, Cell, cells
 from fedrolex.recipes.paper_setups import Kind
 
+MOST = 2**63
+
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
@@ -26,7 +28,7 @@ class Order:
         settings: changed keys of the recipes, ``key=value``.
     """
 
-    table: str
+    table: str = ""
     cells: list[str] = field(default_factory=list)
     kind: Kind = "tuned"
     seeds: list[int] = field(default_factory=lambda: [1])
@@ -39,9 +41,13 @@ class Order:
         check_words("order", self)
         if not 0 < self.scale <= 1:
             raise FedrolexError(f"scale is {self.scale}: give a part of the rounds, above 0 and at most 1")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise FedrolexError(f"seeds are {self.seeds}: give at least one, each once")
-        self.chosen()  # raises where there is no such cell
+        once = len(set(self.seeds)) == len(self.seeds) > 0
+        if not once or not all(0 <= seed < MOST for seed in self.seeds):
+            raise FedrolexError(f"seeds are {self.seeds}: give at least one, each once, from 0 to 2^63 - 1")
+        if any(word.split("=")[0].strip() == "seed" for word in self.settings):
+            raise FedrolexError("settings have a seed: a cell is run for each of the seeds")
+        first, *_ = self.chosen()  # raises where there is no such cell
+        self.shelf(Path()).recipe(first)  # and where settings are none
 
     def shelf(self, runs: Path) -> Shelf:
         """Where its runs and results are."""
@@ -51,16 +57,16 @@ class Order:
         """The cells that are asked for and have the kind; all where nothing is asked for."""
         every = cells(self.table)
         for word in self.cells:
-            if not any(_is_asked(cell, word) for cell in every):
+            asked = [cell for cell in every if word in (cell.setup, cell.label)]
+            if not asked:
                 some = ", ".join(cell.label for cell in every[:6])
                 raise FedrolexError(f"cell {word!r} is not in {self.table}: there are {some} …; --list names all")
-        asked = [cell for cell in every if not self.cells or any(_is_asked(cell, word) for word in self.cells)]
-        found = [cell for cell in asked if self.kind in cell.kinds]
-        if not found:
-            first = asked[0]
-            why = ", since the paper quotes it from another one" if first.quoted else ""
-            raise FedrolexError(f"{first.name} has no kind {self.kind}{why}: use kind {' or '.join(first.kinds)}")
-        return found
+            if not any(self.kind in cell.kinds for cell in asked):
+                first = asked[0]
+                why = ", since the paper quotes it from another one" if first.quoted else ""
+                raise FedrolexError(f"{first.name} has no kind {self.kind}{why}: use kind {' or '.join(first.kinds)}")
+        wanted = [cell for cell in every if not self.cells or {cell.setup, cell.label} & {*self.cells}]
+        return [cell for cell in wanted if self.kind in cell.kinds]
 
     def lacking(self, made: Collection[Made]) -> list[tuple[Cell, list[int]]]:
         """Its cells of which some seeds are not made yet, with these seeds."""
@@ -77,10 +83,6 @@ class Order:
                 yield Planned(cell.label, folder, replace(recipe, seed=seed), folder, folder)
 
 
-def _is_asked(cell: Cell, word: str) -> bool:
-    return word in (cell.setup, cell.label)
-
-
 def read_orders(path: Path, scale: float, settings: Sequence[str]) -> list[Order]:
     """The orders of a YAML file, a list with the keys of :class:`Order`; all rounds scaled, all recipes changed."""
     try:
@@ -94,7 +96,7 @@ def read_orders(path: Path, scale: float, settings: Sequence[str]) -> list[Order
     for number, entry in enumerate(data, 1):
         try:
             order: Order = from_plain(Order, entry)
+            found.append(replace(order, scale=round(order.scale * scale, 9), settings=[*order.settings, *settings]))
         except FedrolexError as error:
-            raise FedrolexError(f"{path}, entry {number}: {error}") from None
-        found.append(replace(order, scale=order.scale * scale, settings=[*order.settings, *settings]))
+            raise FedrolexError(f"{path}, entry {number}: {str(error).removeprefix('recipe ')}") from None
     return found

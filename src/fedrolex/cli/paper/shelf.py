@@ -47,6 +47,11 @@ class Shelf:
         counting = sorted(word for word in self.settings if re.split(r"[=.]", word)[0] not in UNCOUNTED)
         return f"{self.kind}{scaled}" + (f"-changed-{crc32(repr(counting).encode()):08x}" if counting else "")
 
+    @property
+    def name(self) -> str:
+        """Of the table's files; shelves with one name hold the same."""
+        return f"{self.table}-{self.label}"
+
     def folder(self, cell: Cell) -> Path:
         """Of a cell's runs, one a seed."""
         return self.runs / self.table / self.label / cell.setup / cell.row
@@ -87,7 +92,7 @@ class Shelf:
         """All cells of the table with all finished runs, those in the table's file among them."""
         command = f"fedrolex paper {self.table} --kind {self.kind}" + f" --scale {self.scale:g}" * (self.scale != 1)
         command += "".join(f" --set {quote(word)}" for word in self.settings) + " --cell SETUP/ROW --seeds A,B,C"
-        found = PaperTable(out / f"{self.table}-{self.label}.json", f"{self.table}, {self.label}", command)
+        found = PaperTable(out / f"{self.name}.json", f"{self.table}, {self.label}", command)
         for cell in cells(self.table):
             recipe = self.known_recipe(cell)
             found.add(cell, recipe, [] if recipe is None else self.finished(cell))
