@@ -147,6 +147,9 @@ def _able(*widths: str) -> Words:
 BESIDE: dict[str, Words] = {
     "columns": _words("method=columns", "method.turns=true", rate=COLUMNS),
     "columns-one-by-one": _words("method=columns", "method.one_by_one=true", "method.by_answers=true", rate=COLUMNS),
+    "columns-1-4-one-by-one": _words(
+        "method=columns", "method.columns=[1/4, 1/8, 1/16]", "method.one_by_one=true", rate=COLUMNS
+    ),
     "everyone-1-2": _width("1/2"),
     "everyone-1-4": _width("1/4"),
     "everyone-1-8": _width("1/8"),
