@@ -411,7 +411,11 @@ def test_a_file_says_it_all(tmp_path: Path) -> None:
 def test_costs_and_lemmas_need_no_training(tmp_path: Path) -> None:
     assert "2.9781232" in paper(tmp_path, "costs", settings=[]).output
     assert "Lemmas 1 and 2" in paper(tmp_path, "lemmas", settings=[]).output
-    assert len(json.loads(paper(tmp_path, "lemmas", "--json", settings=[]).stdout)["lemmas"]) == 20
+    rows = json.loads(paper(tmp_path, "lemmas", "--json", settings=[]).stdout)["lemmas"]
+    assert len(rows) == 20
+    assert all(abs(row["simulated"] - row["expected"]) < 3 * row["standard_error"] for row in rows)
+    harmonic = {row["indices"]: row["expected"] for row in rows if row["times"] == 1}
+    assert harmonic == pytest.approx({n: n * sum(1 / k for k in range(1, n + 1)) for n in harmonic}, rel=1e-9)
 
 
 def test_kinds_are_those_that_the_documentation_names() -> None:

@@ -95,6 +95,9 @@ def show_lemmas(screen: Console, rows: Sequence[LemmaRow], trials: int) -> None:
     headings = ("I", "m", "random, expected", f"{trials:,} trials", "asymptote", "it is off by", "rolling, m·I")
     title = "Rounds until each of I disjoint sub-models was trained m times (Lemmas 1 and 2)"
     screen.print(table(headings, cells, title, ends=ends))
+    known = [row for row in rows if row.standard_error > 0]
+    away = max((abs(row.simulated - row.expected) / row.standard_error for row in known), default=0.0)
+    remark(screen, f"±: standard errors. The simulation is at most {away:.1f} of them from the formula.")
     remark(screen, "The asymptote is the paper's, I log I + I (m − 1) log log I: it leaves out a term of order I.")
 
 

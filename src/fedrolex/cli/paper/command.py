@@ -26,7 +26,7 @@ from fedrolex.runs import Run
 UNTRAINED = ("costs", "lemmas")
 ALL = "all"
 FILES = (".yaml", ".yml")
-TRIALS = 2000
+TRIALS = 10_000
 WHAT = f"{', '.join((*TABLES, *UNTRAINED))}; all, to list; or a YAML file with several."
 
 
