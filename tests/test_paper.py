@@ -120,6 +120,10 @@ def test_what_the_paper_prints_stands_beside() -> None:
     ]
 
 
+def test_a_cell_of_one_kind_needs_none() -> None:
+    assert find_recipe("rare/cifar10-rare/columns") == find_recipe("rare/cifar10-rare/columns@tuned")
+
+
 def test_a_scaled_cell_has_fewer_rounds_and_the_same_shape() -> None:
     cell = find_cell("overall/cifar10-high/fedrolex")
     recipe = cell.recipe("printed", 0.01)
@@ -399,6 +403,13 @@ def test_orders_of_one_table_are_one_table(tmp_path: Path) -> None:
 - {{{cell}1], settings: [client.lr=0.2, client.lr=0.1]}}
 """)
     assert "by two recipes of one name" in str(paper(tmp_path, str(plan)).exception)
+
+
+def test_seeds_of_a_cell_that_is_asked_for_twice_are_listed_together(tmp_path: Path) -> None:
+    plan, cell = tmp_path / "plan.yaml", "table: rho, scale: 0.002, cells: [cifar10-high/fedrolex-0.1]"
+    plan.write_text(f"- {{{cell}}}\n- {{{cell}, seeds: [2, 1]}}\n")
+    (row,) = json.loads(paper(tmp_path, str(plan), "--list", "--json").stdout)
+    assert row["seeds"] == [1, 2]
 
 
 def test_a_file_says_it_all(tmp_path: Path) -> None:

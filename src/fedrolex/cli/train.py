@@ -269,8 +269,9 @@ def _say_stopped(plans: Sequence[Planned], begun: Sequence[Planned], again: str 
         print(f"stopped after round {rounds}{what}; {how}", file=sys.stderr)
     waiting = [plan for plan in plans if plan not in begun]
     if again is not None:
-        told = f"{len(stopped)} runs are in the middle, {len(waiting)} have not begun"
-        print(f"stopped: {told}; go on with {again}", file=sys.stderr)
+        for plan, rounds in stopped:
+            print(f"stopped after round {rounds} of {plan.recipe.rounds}: {plan.what}, {plan.folder}", file=sys.stderr)
+        print(f"not begun: {len(waiting)}. To go on, give {again} again", file=sys.stderr)
     elif waiting and any(plan.top not in {each.top for each in begun} for plan in waiting):
         print(f"not begun: {', '.join(f'{plan.what} ({plan.folder})' for plan in waiting)}", file=sys.stderr)
 

@@ -40,9 +40,11 @@ class Columns(Weighted):
         columns: their widths, as parts of the task's model. None given: one for every capacity below the largest,
             which trains them all; two, where that would be a single one and the server's model is larger than that.
         one_by_one: a device trains every column that it can hold by itself, one after the other, so that narrow columns
-            see all clients' examples. It needs memory for one column at a time; with one column for every capacity
-            it computes and sends up to a third more than a model of its own size does.
-        by_answers: a column counts by the number of answers that it was averaged of, instead of as much as every other.
+            see all clients' examples. It needs memory for one column at a time, and computes and sends what its columns
+            do together: with one for every capacity up to a third more than a model of its own size, where weights
+            shrink with the square of the width; more where they hardly shrink, as vocabularies do.
+        by_answers: where the columns' scores are averaged, a column counts by the number of answers that it was
+            averaged of, instead of as much as every other. It costs nothing.
         turns: in about half of the rounds a device that has no room for all columns leaves its largest one to others
             and trains narrower ones, so that columns see more clients' examples.
         rows: average a class's part of a column's output layer over the clients that hold the class only, and let

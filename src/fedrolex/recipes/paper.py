@@ -284,6 +284,8 @@ def cell_recipe(name: str) -> Recipe:
     """The recipe of ``TABLE/SETUP/ROW@KIND``."""
     cell, _, kind = name.partition("@")
     found = find_cell(cell)
+    if not kind and len(found.kinds) == 1:
+        (kind,) = found.kinds
     if not kind:
         raise FedrolexError(f"{cell} is a recipe in several kinds: give {cell}@KIND, one of {', '.join(found.kinds)}")
     one_of("kind", kind, get_args(Kind))

@@ -1,6 +1,7 @@
 """``fedrolex paper``: the paper's tables and figures, trained cell by cell and collected."""
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -74,14 +75,17 @@ def paper_command(
             for name in _tables(what, chosen)
         ]
     shelves = {order.shelf(runs).name: order.shelf(runs) for order in orders}
+    if missing and not out.is_dir():
+        print(f"--missing: there are no tables in {out} yet", file=sys.stderr)
     made = {name: shelf.in_table(out) if missing else frozenset[Made]() for name, shelf in shelves.items()}
     if listed:
-        every: dict[str, list[tuple[Cell, list[int]]]] = {name: [] for name in shelves}
+        every: dict[str, dict[str, tuple[Cell, list[int]]]] = {name: {} for name in shelves}
         for order in orders:
             name = order.shelf(runs).name
-            known = [cell for cell, _ in every[name]]
-            every[name] += [(cell, seeds) for cell, seeds in order.lacking(made[name]) if cell not in known]
-        lists = [(shelf, every[name]) for name, shelf in shelves.items()]
+            for cell, each in order.lacking(made[name]):
+                _, known = every[name].setdefault(cell.label, (cell, []))
+                known += [seed for seed in each if seed not in known]
+        lists = [(shelf, list(every[name].values())) for name, shelf in shelves.items()]
         list_cells(lists, UNTRAINED if what == ALL else (), out, as_json)
         return
     folder = data and str(Path(data).absolute())

@@ -100,14 +100,15 @@ def _seeds(seeds: Sequence[int]) -> str:
 def _remark_totals(screen: Console, rows: Sequence[Row], kind: str) -> None:
     known = [row for row in rows if row["macs"] is not None]
     runs, rounds = sum(len(row["seeds"]) for row in rows), sum(len(row["seeds"]) * row["rounds"] for row in rows)
-    macs = sum(len(row["seeds"]) * row["macs"] for row in known) / 1e15
-    sent = sum(len(row["seeds"]) * row["bytes"] for row in known) / 2**30
-    remark(screen, f"{len(rows)} cells, {runs} runs, {rounds:,} rounds; fedrolex show CELL@{kind} prints a recipe.")
-    remark(
-        screen,
-        "What clients compute (PMACs) and what is sent (GiB) in all rounds of one run, by the first seed, counted from "
-        f"the recipe; {macs:,.1f} and {sent:,.0f} for all runs of the {len(known)} cells that have both. Text: by the "
-        "shares of the capacities. A dash: not known without the data, or without a run.",
-    )
+    macs = _number(sum(len(row["seeds"]) * row["macs"] for row in known), 1e15)
+    sent = _number(sum(len(row["seeds"]) * row["bytes"] for row in known), 2**30)
+    remark(screen, f"Cells {len(rows)}, runs {runs}, rounds {rounds:,}; fedrolex show CELL@{kind} prints a recipe.")
+    if known:
+        remark(
+            screen,
+            "What clients compute (PMACs) and what is sent (GiB) in all rounds of one run, by the first seed, counted "
+            f"from the recipe; {macs} and {sent} for all runs of the {len(known)} cells that have both.",
+        )
+    remark(screen, "A dash: not known without the data, or without a run. GiB of text: by shares of the capacities.")
     if any(row["about"] for row in rows):
         remark(screen, "about: by the rounds of runs with an earlier recipe, or on another split of the same data.")

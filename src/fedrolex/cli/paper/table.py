@@ -147,8 +147,9 @@ class PaperTable:
         return drawn
 
     def _parts(self) -> Iterable[tuple[str, list[tuple[str, ...]], list[tuple[str, ...]]]]:
-        """Every data set with the lines of its table, and of the one of its sub-models with the heading."""
-        for setup in dict.fromkeys(row["setup"] for row in self.rows):
+        """Every data set with runs, or all where there are none: its table's lines, and those of its sub-models."""
+        trained = dict.fromkeys(row["setup"] for row in self.rows if row["seeds"])
+        for setup in trained or dict.fromkeys(row["setup"] for row in self.rows):
             rows = [row for row in self.rows if row["setup"] == setup and (row["seeds"] or row["paper"])]
             if rows:
                 yield setup, [_line(row) for row in rows], submodel_lines(rows)
