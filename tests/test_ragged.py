@@ -71,6 +71,7 @@ RAGGED = {
     "fedadam": ["method=fedrolex", "method.server_optimizer={name: adam, lr: 0.01}"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],
     "columns": ["method=columns", "method.rows=true", "client.mask=zero"],
+    "columns one by one": ["method=columns", "method.one_by_one=true", "method.rows=true", "client.mask=zero"],
 }
 ELSEWHERE = {  # own tensors, other steps
     "norms apart": ["method=heterofl", "method.norms=per_capacity"],
