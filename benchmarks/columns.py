@@ -49,19 +49,14 @@ VARIANTS: dict[str, list[str]] = {
     "fedrolex": ["method=fedrolex"],
     "columns": ["method=columns"],
     "columns in turns": ["method=columns", "method.turns=true"],
-    "columns in turns, by answers": ["method=columns", "method.turns=true", "method.by_answers=true"],
     "columns in turns, stratified": ["method=columns", "method.turns=true", "fleet.stratified=true"],
     "columns 1/2, 1/4, 1/8": ["method=columns", "method.columns=[1/2, 1/4, 1/8]"],
     "columns, two of 1/2": ["method=columns", "method.columns=[1/2, 1/2, 1/4, 1/8, 1/16]"],
     "columns, server momentum": ["method=columns", "method.server_optimizer={name: sgd, momentum: 0.9, lr: 0.3}"],
     "one by one": ONE_BY_ONE,
-    "one by one, by answers": [*ONE_BY_ONE, "method.by_answers=true"],
     "one by one, stratified": [*ONE_BY_ONE, "fleet.stratified=true"],
     "one by one, 1 too": [*ONE_BY_ONE, "method.columns=[1, 1/2, 1/4, 1/8, 1/16]"],
     "one by one, 1/4, 1/8, 1/16": [*ONE_BY_ONE, "method.columns=[1/4, 1/8, 1/16]"],
-    "one by one, 1/4, 1/8, 1/16, by answers": [
-        *ONE_BY_ONE, "method.columns=[1/4, 1/8, 1/16]", "method.by_answers=true",
-    ],
     "one by one, two each": [*ONE_BY_ONE, "method.columns=[1/2, 1/4, 1/4, 1/8, 1/8, 1/16, 1/16]"],
 }  # fmt: skip
 

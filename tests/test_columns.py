@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from told import told
 from torch import Tensor, nn
 
-from fedrolex import export, load, prepare, train
+from fedrolex import load, prepare, train
 from fedrolex.clients.messages import MODEL
 from fedrolex.methods import Columns
 from fedrolex.methods.own_width import at_own_width
@@ -254,10 +254,9 @@ class Says(nn.Module):
         return found.expand(len(x), -1)
 
 
-def answer(columns: list[Says], seen: list[list[int]] | None, weights: list[float] | None = None) -> Tensor:
+def answer(columns: list[Says], seen: list[list[int]] | None) -> Tensor:
     known = None if seen is None else torch.tensor(seen).bool()
-    heard = None if weights is None else torch.tensor(weights)
-    found: Tensor = ColumnModel(columns, known, heard)(torch.zeros(1, 2))[0]
+    found: Tensor = ColumnModel(columns, known)(torch.zeros(1, 2))[0]
     return found
 
 
@@ -284,45 +283,6 @@ def test_where_nobody_has_seen_all_a_class_is_for_those_who_have_seen_it() -> No
     assert torch.equal(found, torch.tensor([1.0, 1.5, 4.0]))
     found = answer([Says(-1.0, -3.0, -9.0), Says(-9.0, -3.0, -7.0)], [[1, 0, 0], [0, 1, 0]])
     assert torch.equal(found, torch.tensor([-1.0, -3.0, -8.0])), "nobody has seen the last one: all are heard"
-
-
-def test_columns_that_count_for_more() -> None:
-    columns = [Says(1.0, 0.0, 2.0), Says(5.0, 4.0, -2.0)]
-    assert torch.equal(answer(columns, None, [3.0, 1.0]), torch.tensor([2.0, 1.0, 1.0]))
-    assert torch.equal(answer(columns, [[1, 1, 1], [1, 1, 1]], [1.0, 3.0]), torch.tensor([4.0, 3.0, -1.0]))
-    found = answer(columns, [[1, 1, 0], [0, 1, 1]], [3.0, 1.0])
-    assert torch.equal(found, torch.tensor([1.0, 1.0, -2.0])), "a class is for those who have seen it"
-    found = answer(columns, [[1, 1, 1], [1, 1, 0]], [3.0, 1.0]).softmax(0)
-    rare = torch.tensor([1.0, 0.0, 2.0]).softmax(0)[2]
-    torch.testing.assert_close(found, torch.cat([torch.tensor([2.0, 1.0]).softmax(0) * (1 - rare), rare[None]]))
-    sequences = ColumnModel([nn.Identity(), nn.Identity()], None, torch.tensor([3.0, 1.0]))(torch.randn(2, 4, 5))
-    assert sequences.shape == (2, 4, 5)
-
-
-@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("inf")], [1.0, float("nan")]])
-def test_odd_weights_of_columns_are_refused(weights: list[float]) -> None:
-    assert "give one each, above 0" in told(lambda: answer([Says(1.0), Says(2.0)], None, weights))
-
-
-def test_a_column_counts_by_its_answers(tmp_path: Path) -> None:
-    words = [*SMALL, "method=columns", "method.one_by_one=true", "method.by_answers=true", "rounds=3"]
-    recipe = Recipe(device="cpu").with_settings([*words, 'fleet.capacities=["1", "1/2", "1/4"]'])
-    done = train(recipe, out=tmp_path / "run")
-    other = prepare(recipe)
-    names = [job.name for round in range(3) for job in other.method.jobs(other.server, round)]
-    counts = [names.count("0"), names.count("1")]
-    assert counts[0] < counts[1], "narrow columns have more answers"
-    assert isinstance(done.model, ColumnModel)
-    assert done.model.weights is not None
-    assert done.model.weights.tolist() == [count + 1 for count in counts]
-    x = other.server.task.inputs(other.server.task.client(0).x[:5])
-    columns = [column(x) for column in done.model.columns]
-    weighed = sum((count + 1) * scores for count, scores in zip(counts, columns, strict=True)) / (sum(counts) + 2)
-    torch.testing.assert_close(done.model(x), weighed)
-    torch.testing.assert_close(load(tmp_path / "run")(x), done.model(x))
-    exported = export(tmp_path / "run", "1", tmp_path / "export", formats=())
-    torch.testing.assert_close(exported.model(x), done.model(x))
-    torch.testing.assert_close(load(tmp_path / "export")(x), done.model(x))
 
 
 def test_what_columns_have_seen_is_kept_with_the_run(tmp_path: Path) -> None:

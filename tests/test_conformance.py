@@ -62,7 +62,7 @@ METHODS = {
     ],
     "fedselect": ["method=fedselect", "client.lr=0.02"],
     "columns": ["method=columns"],
-    "columns-one-by-one": ["method=columns", "method.one_by_one=true", "method.by_answers=true"],
+    "columns-one-by-one": ["method=columns", "method.one_by_one=true"],
     "private": ["method=private", "method.noise=0.5", "method.quantile=null", "method.clip=1.0"],
     "fedadam": ["method=fedrolex", "method.server_optimizer={name: adam, lr: 0.01}"],
     "published masks": ["method=fedrolex", "method.rows=true", "client.mask=zero"],

@@ -126,6 +126,18 @@ def test_words(name: str, row: str) -> None:
         assert found[3:-1] == pytest.approx(wanted, abs=0.051)
 
 
+def test_the_page_of_columns_has_the_figures_of_its_benchmark() -> None:
+    page = (ROOT / "docs" / "methods" / "columns.md").read_text()
+    found = json.loads((ROOT / "results" / "columns.json").read_text())["results"]
+    rows = [line.strip("|").split("|") for line in page[page.index("| validation accuracy") :].splitlines()[2:]]
+    table = {row[0].strip(): [float(n) for n in NUMBER.findall(" ".join(row[1:]))] for row in rows if len(row) == 6}
+    assert len(table) == 13
+    for name, (two, rare, even, gmacs, mib) in table.items():
+        shares = [found[split][name]["validation"] for split in ("two", "rare", "even")]
+        assert [two, rare, even] == pytest.approx(shares, abs=0.051), name
+        assert (gmacs, mib) == pytest.approx((found["two"][name]["gmacs"], found["two"][name]["mib"]), abs=0.051)
+
+
 def test_every_run_of_the_tables_is_asked_for_in_the_file_that_makes_them_again() -> None:
     asked: dict[str, set[tuple[str, int]]] = {}
     for order in read_orders(ROOT / "results" / "paper.yaml", 1, []):

@@ -27,7 +27,6 @@ from fedrolex.rounds import Fleet, Member, Round, Server, State
 from fedrolex.slicing import Axes, Static, Window, exact
 
 SEEN = "seen"  # the section that says which classes every column has seen
-ANSWERS = "answers"  # the section that says how many answers every column was averaged of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +42,6 @@ class Columns(Weighted):
             see all clients' examples. It needs memory for one column at a time, and computes and sends what its columns
             do together: with one for every capacity up to a third more than a model of its own size, where weights
             shrink with the square of the width; more where they hardly shrink, as vocabularies do.
-        by_answers: where the columns' scores are averaged, a column counts by the number of answers that it was
-            averaged of, instead of as much as every other. It costs nothing.
         turns: in about half of the rounds a device that has no room for all columns leaves its largest one to others
             and trains narrower ones, so that columns see more clients' examples.
         rows: average a class's part of a column's output layer over the clients that hold the class only, and let
@@ -55,7 +52,6 @@ class Columns(Weighted):
 
     columns: Sequence[str] = ()
     one_by_one: bool = False
-    by_answers: bool = False
     turns: bool = False
     rows: bool = False
     server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
@@ -109,8 +105,6 @@ class Columns(Weighted):
             state |= self.server_optimizer.begin({name: tensors[name] for name in names}, section)
         if self.rows:
             state[SEEN] = {"classes": torch.zeros(len(widths), server.task.classes, device=server.device)}
-        if self.by_answers:
-            state[ANSWERS] = {"counts": torch.zeros(len(widths), device=server.device)}
         return state
 
     def label_axis(self, server: Server) -> str | None:
@@ -158,10 +152,8 @@ class Columns(Weighted):
 
     @adding
     def take(self, round: Round, upload: Upload) -> None:
-        """Average the answer, and note that its column has it, and the classes that the column has seen now."""
+        """Average the answer, and note the classes that its column has seen now."""
         super().take(round, upload)
-        if self.by_answers:
-            round.notes.setdefault(ANSWERS, round.state[ANSWERS]["counts"].clone())[int(upload.job.name)] += 1
         if self.rows:
             seen = round.notes.setdefault(SEEN, round.state[SEEN]["classes"].clone())
             seen[int(upload.job.name), list(upload.labels or ())] = 1
@@ -171,8 +163,7 @@ class Columns(Weighted):
         new, names = super().finish(round), round.server.trainable()
         for column in range(len(self._widths(round.server))):
             new = self.server_optimizer.moved(round.state, new, names, _section(column))
-        noted = {SEEN: "classes", ANSWERS: "counts"}
-        return {**new, **{each: {name: round.notes[each]} for each, name in noted.items() if each in round.notes}}
+        return {**new, SEEN: {"classes": round.notes[SEEN]}} if SEEN in round.notes else new
 
     # --- what comes of it ---
 
@@ -198,8 +189,7 @@ class Columns(Weighted):
         widths, axes = self._widths(server), server.main.axes
         modules = [axes.cut(server.loaded(_section(each)), self._window(server, widths[each])) for each in columns]
         seen = server.state[SEEN]["classes"][list(columns)].bool() if self.rows else None
-        weights = server.state[ANSWERS]["counts"][list(columns)] + 1 if self.by_answers else None
-        return ColumnModel(modules, seen, weights).to(server.device)
+        return ColumnModel(modules, seen).to(server.device)
 
     def _widths(self, server: Server) -> list[Fraction]:
         return self.widths(server.fleet, server.scale)

@@ -146,7 +146,10 @@ def _able(*widths: str) -> Words:
 
 BESIDE: dict[str, Words] = {
     "columns": _words("method=columns", "method.turns=true", rate=COLUMNS),
-    "columns-one-by-one": _words("method=columns", "method.one_by_one=true", "method.by_answers=true", rate=COLUMNS),
+    "columns-one-by-one": _words("method=columns", "method.one_by_one=true", rate=COLUMNS),
+    "columns-twice-one-by-one": _words(
+        "method=columns", "method.columns=[1/2, 1/4, 1/4, 1/8, 1/8, 1/16, 1/16]", "method.one_by_one=true", rate=COLUMNS
+    ),
     "columns-1-4-one-by-one": _words(
         "method=columns", "method.columns=[1/4, 1/8, 1/16]", "method.one_by_one=true", rate=COLUMNS
     ),

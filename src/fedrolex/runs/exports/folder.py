@@ -48,8 +48,7 @@ def describe(model: nn.Module, server: Server) -> dict[str, Any] | None:
     if isinstance(model, ColumnModel):
         parts = [describe(column, server) for column in model.columns]
         seen = None if model.seen is None else model.seen.tolist()
-        weights = None if model.weights is None else model.weights.tolist()
-        return None if None in parts else {"row": parts, "seen": seen, "weights": weights}
+        return None if None in parts else {"row": parts, "seen": seen}
     if WINDOW in vars(model):
         return {"network": None, "window": vars(model)[WINDOW].encode()}
     names = [name for name, network in server.networks.items() if network.module is model]
@@ -105,13 +104,9 @@ class NetworkSource:
 def rebuild(described: Mapping[str, Any], source: NetworkSource) -> nn.Module:
     """The module that was described, with weights of no meaning."""
     if "row" in described:
-        seen, weights = described["seen"], described.get("weights")
+        seen = described["seen"]
         columns = [rebuild(part, source) for part in described["row"]]
-        return ColumnModel(
-            columns,
-            None if seen is None else torch.tensor(seen, dtype=torch.bool),
-            None if weights is None else torch.tensor(weights, dtype=torch.float32),
-        )
+        return ColumnModel(columns, None if seen is None else torch.tensor(seen, dtype=torch.bool))
     module, window = source.network(described["network"]), Window.decode(described["window"])
     return module if window == WHOLE else trace(module, source.example(module)).cut(module, window)
 
