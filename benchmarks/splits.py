@@ -6,6 +6,9 @@ the same kind of split drawn by numpy's RandomState, as a program that shares no
 
     FEDROLEX_DATA=... python benchmarks/splits.py [--splits 0 11 numpy:0 numpy:11] [--padding mean] [--rounds 1000]
 
+``--draws N`` trains nothing: it compares N splits of each kind by the pairs that no client holds, and by the clients
+with one label only.
+
 Splits are trained side by side; everything but the split (cohorts, batches, weights) follows its number. Ends with one
 JSON object: accuracies in per cent, and for every split the number of pairs of classes that no client holds.
 """
@@ -27,7 +30,7 @@ from fedrolex import Classification, Recipe, Run, prepare
 from fedrolex.data.where import data_folder
 from fedrolex.recipes import find_recipe
 from fedrolex.runs.side_by_side import ReadyRun, already, side_by_side
-from fedrolex.tasks.partition import Partition
+from fedrolex.tasks.partition import Partition, heterofl
 
 LABELS, CLIENTS, CLASSES = 2, 100, 10
 
@@ -58,6 +61,24 @@ def strangers(task: Classification) -> int:
     return sum(not bool((held[:, one] & held[:, other]).any()) for one, other in combinations(range(CLASSES), 2))
 
 
+def drawn(count: int) -> dict[str, float]:
+    """Means over so many draws of each kind: pairs of classes that no client holds, and clients with one label."""
+    shards = LABELS * CLIENTS // CLASSES
+    y = torch.arange(CLASSES).repeat_interleave(shards)
+    totals: dict[str, list[int]] = {"ours": [0, 0], "numpy": [0, 0]}
+    for seed in range(count):
+        held = heterofl(y, y, CLASSES, CLIENTS, LABELS, seed)[0].label_sets(y, CLASSES).numpy()
+        dealt = np.random.RandomState(seed).permutation(y.numpy()).reshape(CLIENTS, LABELS)
+        other = np.zeros_like(held)
+        np.put_along_axis(other, dealt, True, axis=1)
+        for name, labels in (("ours", held), ("numpy", other)):
+            pairs = combinations(range(CLASSES), 2)
+            totals[name][0] += sum(not (labels[:, one] & labels[:, two]).any() for one, two in pairs)
+            totals[name][1] += int((labels.sum(1) == 1).sum())
+    whats = ("pairs_apart", "one_label")
+    return {f"{what}_{name}": n / count for name, both in totals.items() for what, n in zip(whats, both, strict=True)}
+
+
 def job(split: str, options: argparse.Namespace, folder: Path) -> tuple[ReadyRun, int]:
     """The run of a split, and the pairs of classes that never meet in it."""
     seed, rounds = int(split.removeprefix("numpy:")), options.rounds
@@ -85,7 +106,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--set", action="append", default=[], help="as for fedrolex train")
+    parser.add_argument("--draws", type=int, help="count over so many splits, and train nothing")
     options = parser.parse_args()
+    if options.draws:
+        print(json.dumps(drawn(options.draws)))
+        return
     with TemporaryDirectory() as folder:
         jobs, pairs = zip(*(job(split, options, Path(folder)) for split in options.splits), strict=True)
         found = [100 * float(summary["global_accuracy"]) for summary in side_by_side([*map(already, jobs)], len(jobs))]

@@ -3,7 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from fedrolex.clients import has_dropout
@@ -51,12 +51,10 @@ def side_by_side(runs: Sequence[Callable[[], ReadyRun]], at_once: int) -> list[d
     with ThreadPoolExecutor(at_once) as pool:
         try:
             futures += [pool.submit(_go, ready, stop) for ready in runs]
-            for future in as_completed(futures):
-                if not isinstance(future.exception(), FedrolexError | None):
-                    break
-        finally:
-            if not all(future.done() for future in futures) or len(futures) < len(runs):
-                stop.set()
+            wait(futures)
+        except KeyboardInterrupt:
+            stop.set()
+            raise
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(
         errors, key=lambda error: (isinstance(error, KeyboardInterrupt), isinstance(error, FedrolexError))
@@ -70,6 +68,9 @@ def _go(ready: Callable[[], ReadyRun], stop: threading.Event) -> dict[str, Any]:
         return _trained(ready, stop)
     except FedrolexError as error:
         to_stderr(f"a run has failed, the others go on: {error}")
+        raise
+    except BaseException:
+        stop.set()
         raise
 
 

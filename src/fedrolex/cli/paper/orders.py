@@ -88,7 +88,8 @@ def read_orders(path: Path, scale: float, settings: Sequence[str]) -> list[Order
     try:
         text = path.read_text()
     except (OSError, ValueError) as error:
-        raise FedrolexError(f"cannot read {path}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise FedrolexError(f"cannot read {path}: {why}") from error
     data = read_yaml(text, str(path))
     if not isinstance(data, list) or not data:
         raise FedrolexError(f"{path} is no list of orders: give entries such as - {{table: overall, seeds: [1]}}")
