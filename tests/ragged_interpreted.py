@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -163,6 +164,7 @@ def rounds_are_those_of_loop() -> None:
 
     one, other = prepare(recipe, task), prepare(recipe, replace(task, pixels=Counted()))  # type: ignore[arg-type]
     engine = other.engine = Ragged(device=CPU, rehearsed=True)
+    cohorts: list[Any] = []
     for _ in range(3):
         rows_one, rows_other = one.run_round(), other.run_round()
         assert engine.together
@@ -171,11 +173,17 @@ def rounds_are_those_of_loop() -> None:
             assert abs(drift - rows_other["drift"][capacity]) < 1e-3
         for name, tensor in one.server.state[MODEL].items():
             torch.testing.assert_close(other.server.state[MODEL][name], tensor, rtol=1e-3, atol=1e-4)
-    cohorts = engine.places[MODEL].cohorts
+        cohorts = cohorts or engine.places[MODEL].cohorts
+    assert engine.places[MODEL].cohorts is cohorts, "places were built again"
     assert cohorts[0].share == Fraction(2, sum(each.clients for each in cohorts)) < 1
-    # examples, to trace; the first round; examples, to count what a width computes; the second round, the third one's
-    # made ahead; another width; the fourth's
-    assert made == [2, 2, 7, 2, 5, 8, 2, 6]
+    # examples, to trace; the first round, the second one's made ahead; examples, to count what a width computes; the
+    # third one's; another width; the fourth's
+    assert made == [2, 2, 7, 5, 2, 8, 2, 6]
+    later = Ragged(device=CPU, rehearsed=True)  # as in a run that goes on from a checkpoint
+    other.engine = later
+    other.run_round()
+    assert later.places[MODEL]._needed == engine.places[MODEL]._needed
+    assert list(later.places[MODEL]._needed) == list(engine.places[MODEL]._needed)
 
 
 def several_networks_and_jobs_of_one_client() -> None:

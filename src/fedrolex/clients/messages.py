@@ -112,6 +112,11 @@ class Summing:
     drift: bool = False
 
 
+def nobody(_round: int) -> "Sequence[Job]":
+    """No jobs, whatever the round."""
+    return ()
+
+
 @dataclass(frozen=True, eq=False)
 class RoundPlan:
     """The client work of one round.
@@ -126,8 +131,9 @@ class RoundPlan:
         jobs: in the order of client numbers.
         deadline: seconds a client may take, checked between steps; None is no limit.
         tell_labels: whether clients say which classes they hold.
-        upcoming: gives the jobs of the next round, without what is sent: an engine that waits for its device may
-            use the time to read the data of those clients.
+        jobs_of: gives the jobs of any round, without what is sent: an engine that waits for its device may use the
+            time to read the data of the next round's clients, and one that makes room for clients sees how many will
+            come.
         summing: how answers may be added up where they lie; None where each is looked at.
         origin: how another process makes all this; None where only this one can.
     """
@@ -141,9 +147,13 @@ class RoundPlan:
     jobs: Sequence[Job]
     deadline: float | None = None
     tell_labels: bool = False
-    upcoming: Callable[[], Sequence[Job]] = list
+    jobs_of: Callable[[int], Sequence[Job]] = nobody
     summing: Summing | None = None
     origin: Origin | None = None
+
+    def upcoming(self) -> Sequence[Job]:
+        """The jobs of the next round."""
+        return self.jobs_of(self.round + 1)
 
     def axes(self, job: Job) -> Axes:
         """The axes of the job's network."""

@@ -140,7 +140,7 @@ class Training:
             equipped,
             self.deadline,
             self.label_axis is not None,
-            self._upcoming,
+            self._jobs_of,
             self._summing(),
             self._origin(),
         )
@@ -164,10 +164,13 @@ class Training:
         own = {name.removeprefix(mine): tensor for name, tensor in (found or {}).items() if name.startswith(mine)}
         return {name: tensor.to(self.server.device) for name, tensor in own.items()} or None
 
-    def _upcoming(self) -> list[Job]:
-        """The jobs of the next round, kept until then."""
-        coming = self.server.round + 1
-        return self._coming.setdefault(coming, jobs_of(self.method, self.server, coming))
+    def _jobs_of(self, round: int) -> list[Job]:
+        """The jobs of a round; those of the next one are kept until then."""
+        if round != self.server.round + 1:
+            return jobs_of(self.method, self.server, round)
+        if round not in self._coming:
+            self._coming[round] = jobs_of(self.method, self.server, round)
+        return self._coming[round]
 
     def _gather(self, plan: RoundPlan) -> tuple[Round, dict[tuple[int, str], Upload], dict[str, str]]:
         """Have the clients trained; the round, the answers that were taken, and why others were not, by client."""

@@ -43,6 +43,28 @@ def _shifted(
     return y, x, (y >= 0) & (y < height) & (x >= 0) & (x < width)
 
 
+@triton.jit
+def _reach(
+    pixels, inside, height, width, out_height, out_width,
+    SIDE: tl.constexpr, STRIDE: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """Where a filter's first tap reads for each pixel, inside the image or not; and a bit for every tap that does read.
+
+    How far from there another tap reads is the same for all pixels; going back with a stride, for those it reads at.
+    """
+    image, line, column = _places(pixels, out_height, out_width)
+    pad: tl.constexpr = (SIDE - 1) // 2
+    if BACK:
+        origin = (image * height + (line + pad) // STRIDE) * width + (column + pad) // STRIDE
+    else:
+        origin = (image * height + line * STRIDE - pad) * width + column * STRIDE - pad
+    reads = tl.zeros_like(pixels)
+    for tap in tl.static_range(0, SIDE * SIDE):
+        _, _, good = _shifted(line, column, tap, height, width, SIDE, STRIDE, BACK)
+        reads |= tl.where(inside & good, 1 << tap, 0)
+    return origin, reads
+
+
 @triton.jit(do_not_specialize=["height", "width", "out_height", "out_width", "chunks"])
 def convolve(
     images, weights, out, residual, values, active, statistics, sums, table, tiles, counts,
@@ -69,17 +91,20 @@ def convolve(
     ins = tl.multiple_of(tl.load(row + 3).to(tl.int32), ALIGN)
     outs = tl.multiple_of(tl.load(row + 4).to(tl.int32), ALIGN)
     pixels = begin + tl.arange(0, ROWS)
-    image, line, column = _places(pixels, out_height, out_width)
     inside = pixels < total
+    origin, reads = _reach(pixels, inside, height, width, out_height, out_width, SIDE, STRIDE, BACK)
+    origin *= ins
     to = tl.load(tile + 2) * COLS + tl.arange(0, COLS)
+    apart: tl.constexpr = STRIDE if BACK else 1
     blocks = tl.cdiv(ins, DEPTH)
     acc = tl.zeros((ROWS, COLS), tl.float32)
     for i in range(0, TAPS * blocks):
         tap = part * TAPS + i // blocks
         deep = (i % blocks) * DEPTH + tl.arange(0, DEPTH)
-        y, x, good = _shifted(line, column, tap, height, width, SIDE, STRIDE, BACK)
-        at = ((image * height + y) * width + x) * ins
-        a = tl.load(images + at[:, None] + deep[None, :], (inside & good)[:, None] & (deep < ins)[None, :], other=0.0)
+        away = (tap // SIDE // apart * width + tap % SIDE // apart) * ins
+        at = origin - away if BACK else origin + away
+        good = (reads >> tap) & 1 != 0
+        a = tl.load(images + at[:, None] + deep[None, :], good[:, None] & (deep < ins)[None, :], other=0.0)
         if BACK:
             place = (tap * outs + to)[None, :] * ins + deep[:, None]
         else:
@@ -115,11 +140,12 @@ def convolve(
         tl.store(out + tl.load(row + 2) + part * tl.load(row + 5) + at, acc, good)
 
 
-@triton.jit(do_not_specialize=["slots", "height", "width", "out_height", "out_width", "span"])
+@triton.jit(do_not_specialize=["slots", "span"])
 def weigh(
-    images, gradient, out, squares, table, tiles, counts, slots, height, width, out_height, out_width,
-    span, SIDE: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, ALIGN: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    images, gradient, out, squares, table, tiles, counts, slots, span,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    SIDE: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A convolution's gradient with respect to its weights, of ``span`` pixels and one or three ``TAPS`` a program.
 
@@ -129,7 +155,7 @@ def weigh(
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     client, tap = tl.load(tiles + 5 * tile), tl.load(tiles + 5 * tile + 1) * TAPS
-    total = tl.load(counts + client) * (out_height * out_width)
+    total = tl.load(counts + client) * (OUT_HEIGHT * OUT_WIDTH)
     if total == 0:
         return
     row = table + 8 * client
@@ -147,12 +173,12 @@ def weigh(
         pixels = begin + tl.arange(0, DEPTH)
         inside = pixels < total
         b = tl.load(gradient + pixels[:, None] * outs + to[None, :], inside[:, None] & (to < outs)[None, :], other=0.0)
-        a = _read(images, pixels, inside, tap, of, ins, height, width, out_height, out_width, SIDE, STRIDE)
+        a = _read(images, pixels, inside, tap, of, ins, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, SIDE, STRIDE)
         one = tl.dot(tl.trans(a), b, one, input_precision=PRECISION)
         if TAPS == 3:
-            a = _read(images, pixels, inside, tap + 1, of, ins, height, width, out_height, out_width, SIDE, STRIDE)
+            a = _read(images, pixels, inside, tap + 1, of, ins, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, SIDE, STRIDE)
             two = tl.dot(tl.trans(a), b, two, input_precision=PRECISION)
-            a = _read(images, pixels, inside, tap + 2, of, ins, height, width, out_height, out_width, SIDE, STRIDE)
+            a = _read(images, pixels, inside, tap + 2, of, ins, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, SIDE, STRIDE)
             three = tl.dot(tl.trans(a), b, three, input_precision=PRECISION)
     out += tl.load(row + 2) + part * tl.load(row + 5)
     place = (tap * ins + of)[:, None] * outs + to[None, :]
@@ -168,11 +194,11 @@ def weigh(
 
 @triton.jit
 def _read(
-    images, pixels, inside, tap, of, ins, height, width, out_height, out_width,
-    SIDE: tl.constexpr, STRIDE: tl.constexpr,
+    images, pixels, inside, tap, of, ins, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, SIDE: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """What a tap reads for some pixels: those pixels' channels ``of``."""
-    image, line, column = _places(pixels, out_height, out_width)
-    y, x, good = _shifted(line, column, tap, height, width, SIDE, STRIDE, False)
-    at = ((image * height + y) * width + x) * ins
+    image, line, column = _places(pixels, OUT_HEIGHT, OUT_WIDTH)
+    y, x, good = _shifted(line, column, tap, HEIGHT, WIDTH, SIDE, STRIDE, False)
+    at = ((image * HEIGHT + y) * WIDTH + x) * ins
     return tl.load(images + at[:, None] + of[None, :], (inside & good)[:, None] & (of < ins)[None, :], other=0.0)

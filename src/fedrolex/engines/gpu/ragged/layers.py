@@ -186,7 +186,7 @@ class Layers:
             convolution_kernels.weigh, (len(blocks), shape.parts),
             x.active, out.gradient, self.weight_parts if shape.parts > 1 else self.parameters.gradients,
             self.squares, rows, blocks, self.counts, self.squares.shape[1],
-            x.side, x.side, out.side, out.side, span,
+            span, HEIGHT=x.side, WIDTH=x.side, OUT_HEIGHT=out.side, OUT_WIDTH=out.side,
             SIDE=side, STRIDE=stride, TAPS=shape.taps, ALIGN=align(x.channels + out.channels),
             WHOLE=shape.parts == 1,
             ROWS=shape.rows, COLS=shape.columns, DEPTH=shape.depth, PRECISION=self.dots,

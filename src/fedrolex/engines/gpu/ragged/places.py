@@ -1,7 +1,8 @@
 """Places for the clients of one network: one captured step for wide clients, one for narrow ones.
 
-Places are kept from round to round: as many for every width as any round has needed. A place without a client
-costs next to nothing, so the captured steps serve cohorts of every composition.
+Places are kept from round to round: as many for every width as any round of the next thousand needs, as far as the
+method can say (:mod:`.ahead`), or as any has needed. A place without a client costs next to nothing, so the captured
+steps serve cohorts of every composition.
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedrolex.clients import Failure, Job, Network, Precision, RoundPlan, Upload
+from fedrolex.engines.gpu.ragged.ahead import Need, Widths, task_of, widths_of
 from fedrolex.engines.gpu.ragged.cohort import Cohort
 from fedrolex.engines.gpu.ragged.exchange import CohortExchange
 from fedrolex.engines.visits import Key, order_of
@@ -22,14 +24,11 @@ from fedrolex.models import PreResNet
 from fedrolex.rounds import Averaged, out_of_memory
 from fedrolex.rounds.drift import DriftSums, drift_of
 from fedrolex.slicing import Window
-from fedrolex.tasks import Classification
 
 WIDE = 32  # channels of the first layer from which a client is wide
 SPARE = 2  # places more than needed, where more are needed than before
 REMEMBERED = 10_000  # clients whose classes are known
 STREAMS_USED = 4  # by the places of a network: two for wide clients, two for narrow ones
-
-Widths = tuple[tuple[str, int], ...]
 
 
 @dataclass
@@ -62,37 +61,51 @@ class Places:
         self._homes: dict[tuple[str, ...], int] = {}
         self._needed: dict[Widths, int] = {}
         self._room = self._at_once = 0
+        self._outgrown = False
         self._labels: dict[int, list[int]] = {}
         self._models: dict[Widths, PreResNet] = {}
         self._made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     # --- places ---
 
+    def expect(self, need: Need) -> None:
+        """Rounds will need so much: places for all of it are built with the next ones."""
+        self._cut(need.windows)
+        more = {each: count for each, count in need.places.items() if count > self._needed.get(each, 0)}
+        self._outgrown = self._outgrown or bool(more) or need.images > self._room
+        self._needed |= more
+        self._room, self._at_once = max(need.images, self._room), max(need.clients, self._at_once)
+
     def seat(self, plan: RoundPlan, jobs: Sequence[Job]) -> dict[Key, Failure]:
         """Give every job a place, building cohorts where there are too few; who cannot be trained, and why."""
         sizes = {job.key: self._images(plan, job) for job in jobs}
         failures = {job.key: Failure(job, why) for job in jobs if (why := self._why_not(plan, sizes[job.key]))}
         jobs = [job for job in jobs if job.key not in failures]
-        of = {window: self._widths(window) for window in {job.window for job in jobs}}
+        of = {window: widths_of(self.network, window) for window in {job.window for job in jobs}}
         widths = [of[job.window] for job in jobs]
         short = {each: count for each, count in Counter(widths).items() if count > self._needed.get(each, 0)}
         room = max((sizes[job.key] for job in jobs), default=0)
-        if jobs and (short or room > self._room):
+        if jobs and (short or room > self._room or self._outgrown):
             spare = SPARE if self._needed else 0
             self._needed |= {each: count + spare for each, count in short.items()}
             self._room, self._at_once = max(room, self._room), max(len(jobs), self._at_once)
-            self._build(plan, {each: job.window for each, job in zip(widths, jobs, strict=True)})
+            self._cut({each: job.window for each, job in zip(widths, jobs, strict=True)})
+            self._build(plan)
         free = {each: iter(places) for each, places in self._places.items()}
         placed = [Placement(job, sizes[job.key], *next(free[each])) for job, each in zip(jobs, widths, strict=True)]
         self._placed = sorted(placed, key=lambda each: self.cohorts.index(each.cohort))
         return failures
 
-    def _build(self, plan: RoundPlan, windows: Mapping[Widths, Window]) -> None:
+    def _cut(self, windows: Mapping[Widths, Window]) -> None:
+        """Models of these widths, for their shapes."""
         for widths, window in windows.items():
             if widths not in self._models:
                 found = self.network.axes.cut(self.network.module, window)
                 assert isinstance(found, PreResNet)
                 self._models[widths] = found
+
+    def _build(self, plan: RoundPlan) -> None:
+        self._outgrown = False
         self.cohorts, self._exchange, self._placed = [], None, []  # what they hold on the device goes first
         self._places.clear()
         groups: dict[bool, list[Widths]] = {}
@@ -122,10 +135,7 @@ class Places:
         return None
 
     def _images(self, plan: RoundPlan, job: Job) -> int:
-        return len(_task(plan).parts[job.client])
-
-    def _widths(self, window: Window) -> Widths:
-        return tuple(self.network.axes.widths(window).items())
+        return len(task_of(plan).parts[job.client])
 
     def _wide(self, widths: Widths) -> bool:
         return self._models[widths].stem.out_channels >= WIDE
@@ -236,7 +246,7 @@ class Places:
 
     def _inputs(self, plan: RoundPlan, round: int, epoch: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Inputs and targets of clients, one after the other in the order of training, augmented in one go."""
-        task, known = _task(plan), self._made.pop((plan.seed, round, epoch, *clients), None)
+        task, known = task_of(plan), self._made.pop((plan.seed, round, epoch, *clients), None)
         if known is not None:
             return known
         rows, draws = [], []
@@ -257,7 +267,7 @@ class Places:
             return
         self._exchange.get_ready(job.window for job in jobs)
         able = [job for job in jobs if self._why_not(plan, self._images(plan, job)) is None]
-        widths = {job.key: self._widths(job.window) for job in able}
+        widths = {job.key: widths_of(self.network, job.window) for job in able}
         if able and all(each in self._models for each in widths.values()):
             seated = [job.client for job in sorted(able, key=lambda job: not self._wide(widths[job.key]))]
             try:
@@ -265,8 +275,3 @@ class Places:
             except RuntimeError as failure:
                 if not out_of_memory(failure):  # then they are made when their round comes
                     raise
-
-
-def _task(plan: RoundPlan) -> Classification:
-    assert isinstance(plan.task, Classification)
-    return plan.task

@@ -1,4 +1,5 @@
-"""How a layer's work is divided among programs. The sizes were found by trying, on an H200 at batch 10 and 128.
+"""How a layer's work is divided among programs. The sizes were found by trying, on an H200 at batch 10 and 128, layers
+alone and with those of five other runs beside them.
 
 Of a cohort's places only a ``share`` has a client in a round, and programs of the others have nothing to do.
 """
@@ -52,7 +53,7 @@ def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int, sha
         return Tiling(128, min(256, widest), _fit(ins, 64), 1, warps=4 if widest == 128 else 8)
     many = pixels >= 4096
     columns = _fit(outs, 128 if widest >= 512 else 64)
-    rows = 256 if many and columns == 16 else 128 if many else 64
+    rows = 256 if many and columns == 16 else 128 if pixels >= 2048 else 64
     tiles = share * _blocks(pixels, rows) * sum(_blocks(out, columns) for out in outs)
     parts = 1
     while parts < side**2 and tiles * parts < ENOUGH:
@@ -63,7 +64,7 @@ def product(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int, sha
 def weights(pixels: int, ins: Sequence[int], outs: Sequence[int], side: int, share: Fraction | int = 1) -> Tiling:
     """Of a convolution's gradient with respect to its filter."""
     wide = min(max(ins), max(outs)) >= 256
-    rows, columns = _fit(ins, 128 if wide else 64), _fit(outs, 128)
+    rows, columns = _fit(ins, 128 if wide else 64), _fit(outs, 128 if wide else 64)
     taps = 3 if side == 3 and rows * columns <= 4096 else 1
     blocks = sum(_blocks(i, rows) * _blocks(o, columns) for i, o in zip(ins, outs, strict=True))
     tiles = ceil(share * (side**2 // taps) * blocks)
