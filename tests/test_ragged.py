@@ -321,6 +321,22 @@ def test_every_time_the_same_bits() -> None:
 
 
 @needs_gpu
+@pytest.mark.parametrize("method", ["fedrolex", "columns one by one"])
+def test_an_engine_that_begins_later_gives_the_same_bits(method: str) -> None:
+    """As in a run that goes on from a checkpoint: places are for all rounds, whichever was the first."""
+    settings = [*THREE_STEPS, *RAGGED[method], "fleet.cohort=3"]
+    whole, stopped = training("graph", settings), training("graph", settings)
+    wanted = changes(whole, 5)
+    before = {name: tensor.clone() for name, tensor in tensors_of(stopped).items()}
+    changes(stopped, 3)
+    stopped.engine = Graph(device=stopped.server.device)
+    changes(stopped, 2)
+    found = tensors_of(stopped)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name] - before[name], tensor), name
+
+
+@needs_gpu
 def test_a_run_goes_on_from_given_weights() -> None:
     """The server's tensors may change between rounds: they are read anew."""
     made = training("graph", THREE_STEPS)

@@ -23,14 +23,13 @@ IDLE = -1
 
 
 class CohortExchange:
-    """Carries parameters between the server, whose model has these axes, and cohorts, in the order of their places."""
+    """Carries parameters between the server, whose model has these axes, and places: a cohort and a client's number."""
 
-    def __init__(self, axes: Axes, cohorts: Sequence[Cohort]) -> None:
+    def __init__(self, axes: Axes, places: Sequence[tuple[Cohort, int]]) -> None:
         found = matrices(axes)
         assert found is not None, "the engine has looked"
         self.axes, self.tensors = axes, found
-        self.device = cohorts[0].device
-        places = [(cohort, client) for cohort in cohorts for client in range(cohort.clients)]
+        self.device = places[0][0].device
         self.places = len(places)
         parts: list[tuple[int, ...]] = []
         deals: list[tuple[int, ...]] = []
