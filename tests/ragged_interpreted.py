@@ -103,7 +103,7 @@ def check_averages(scheme: Scheme) -> None:
     parts = [axes.cut(model, window) for window in windows]
     work = LocalTraining(batch=2)
     cohorts = [Cohort(group, work, room=2, precision="fp32", device=CPU) for group in (parts[:1] * 2, parts[1:])]  # type: ignore[arg-type]
-    between = CohortExchange(axes, [(cohort, client) for cohort in cohorts for client in range(cohort.clients)])
+    between = CohortExchange(axes, cohorts)
     state = {name: tensor.clone() for name, tensor in axes.state(model).items()}
     between.deal([state], [windows[0], None, windows[1], windows[2]])
     places = [(cohorts[0], 0), (cohorts[1], 0), (cohorts[1], 1)]
@@ -214,7 +214,6 @@ def several_networks_and_jobs_of_one_client() -> None:
         assert isinstance(found, Upload)
         assert (found.job.key, found.steps, found.examples) == (asked.key, wanted.steps, wanted.examples)
         assert abs(found.loss - wanted.loss) < 1e-4
-    assert len(set(engine.places.values())) == 1, "networks that differ in width only share cohorts"
     everyone = [found for _, found in answers if isinstance(found, Upload)]
     assert engine.average(everyone, [1.0] * len(jobs), None) is None
     weights = {job.key: weight for job, weight in zip(jobs, (1.0, 1.0, 2.0, 1.0, 3.0, 2.0, 1.0), strict=True)}

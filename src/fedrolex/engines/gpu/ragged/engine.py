@@ -29,7 +29,7 @@ class Ragged(Waves):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.places: dict[str, Places] = {}  # of every network, by its name; networks of one shape share theirs
+        self.places: dict[str, Places] = {}  # of every network that was trained, by its name
         self._needs: dict[str, Need] = {}  # of networks whose places do not know yet
         self._looked: int | None = None  # which thousand rounds were looked at last
         self._crowded = False  # memory was not enough once: places are for the rounds at hand
@@ -73,8 +73,8 @@ class Ragged(Waves):
                 each.join()
         if len(jobs) == len(plan.jobs):
             coming = [job for job in plan.upcoming() if job.part == 1]  # stragglers are not trained here
-            for each, _ in places:
-                each.get_ready(plan, [job for job in coming if job.network in each.networks])
+            for each, mine in places:
+                each.get_ready(plan, [job for job in coming if mine and job.network == mine[0].network])
         for each, _ in places:
             answers |= each.answers(plan)
         return [answers[job.key] for job in jobs]
@@ -92,27 +92,17 @@ class Ragged(Waves):
             self._looked, self._needs = plan.round // ROUNDS, needs(plan)
 
     def _places_for(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[tuple[Places, list[Job]]]:
-        """Places of every shape, with the jobs that are theirs; those without jobs stay as they are."""
+        """Places of every network, with the jobs that are theirs; those without jobs stay as they are."""
+        from fedrolex.engines.gpu.ragged.places import STREAMS_USED, Places
+
         for name in dict.fromkeys(job.network for job in jobs):
             if name not in self.places:
-                self._make_places(plan, name)
-        for name in [name for name in self._needs if name in self.places]:
-            self.places[name].expect(name, self._needs.pop(name))
-        for each in dict.fromkeys(self.places[job.network] for job in jobs):
-            yield each, [job for job in jobs if job.network in each.networks]
-
-    def _make_places(self, plan: RoundPlan, name: str) -> None:
-        """For a network, and for all others that have its shape."""
-        from fedrolex.engines.gpu.ragged.places import STREAMS_USED, Places, shape
-
-        alike = {
-            other: network
-            for other, network in plan.networks.items()
-            if isinstance(network.module, PreResNet) and shape(network) == shape(plan.networks[name])
-        }
-        first = STREAMS_USED * len(set(self.places.values()))
-        streams = [self._stream(number) for number in range(first, first + STREAMS_USED)]
-        self.places |= dict.fromkeys(alike, Places(alike, self.precision, self.device, streams))
+                first = STREAMS_USED * len(self.places)
+                streams = [self._stream(number) for number in range(first, first + STREAMS_USED)]
+                self.places[name] = Places(plan.networks[name], self.precision, self.device, streams)
+            if name in self._needs:
+                self.places[name].expect(self._needs.pop(name))
+            yield self.places[name], [job for job in jobs if job.network == name]
 
 
 def why_not(network: Network, task: Task) -> str | None:

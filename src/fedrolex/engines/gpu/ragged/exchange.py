@@ -23,13 +23,14 @@ IDLE = -1
 
 
 class CohortExchange:
-    """Carries parameters between the server, whose model has these axes, and places: a cohort and a client's number."""
+    """Carries parameters between the server, whose model has these axes, and cohorts, in the order of their places."""
 
-    def __init__(self, axes: Axes, places: Sequence[tuple[Cohort, int]]) -> None:
+    def __init__(self, axes: Axes, cohorts: Sequence[Cohort]) -> None:
         found = matrices(axes)
         assert found is not None, "the engine has looked"
         self.axes, self.tensors = axes, found
-        self.device = places[0][0].device
+        self.device = cohorts[0].device
+        places = [(cohort, client) for cohort in cohorts for client in range(cohort.clients)]
         self.places = len(places)
         parts: list[tuple[int, ...]] = []
         deals: list[tuple[int, ...]] = []

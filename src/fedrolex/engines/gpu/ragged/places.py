@@ -1,4 +1,4 @@
-"""Places for the clients of networks of one shape: one captured step for wide clients, one for narrow ones.
+"""Places for the clients of one network: one captured step for wide clients, one for narrow ones.
 
 Places are kept from round to round: as many for every width as any round of the next thousand needs, as far as the
 method can say (:mod:`.ahead`), or as any has needed. A place without a client costs next to nothing, so the captured
@@ -6,8 +6,8 @@ steps serve cohorts of every composition.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
 from typing import Any
@@ -21,7 +21,6 @@ from fedrolex.engines.gpu.ragged.cohort import Cohort
 from fedrolex.engines.gpu.ragged.exchange import CohortExchange
 from fedrolex.engines.visits import Key, order_of
 from fedrolex.models import PreResNet
-from fedrolex.models.preresnet import Plan
 from fedrolex.rounds import Averaged, out_of_memory
 from fedrolex.rounds.drift import DriftSums, drift_of
 from fedrolex.slicing import Window
@@ -29,15 +28,12 @@ from fedrolex.slicing import Window
 WIDE = 32  # channels of the first layer from which a client is wide
 SPARE = 2  # places more than needed, where more are needed than before
 REMEMBERED = 10_000  # clients whose classes are known
-STREAMS_USED = 4  # by the places of a shape: two for wide clients, two for narrow ones
-
-Kind = tuple[str, Widths]
-"""A network's name, and widths of its axes."""
+STREAMS_USED = 4  # by the places of a network: two for wide clients, two for narrow ones
 
 
 @dataclass
 class Placement:
-    """A client's place in this round, in its cohort and among those of its network, and how many images it has."""
+    """A client's place in this round, in its cohort and among those of all cohorts, and how many images it has."""
 
     job: Job
     images: int
@@ -45,112 +41,89 @@ class Placement:
     place: int
     number: int
 
-    @property
-    def home(self) -> tuple[str, tuple[str, ...]]:
-        """What its tensors are cut from."""
-        return self.job.network, self.job.sections
-
 
 class Places:
-    """The cohorts of networks that differ in width only, and who is trained where in a round.
+    """The cohorts of one network of PreResNets, and who is trained where in a round.
 
     Args:
-        networks: PreResNets of one :func:`shape`, by name; their cohorts have the precision and are on the device.
+        network: of PreResNets; its cohorts have the precision and are on the device.
         streams: as many as :data:`STREAMS_USED`; each is None without a GPU.
     """
 
-    def __init__(
-        self, networks: Mapping[str, Network], precision: Precision, device: torch.device, streams: Sequence[Any]
-    ) -> None:
-        self.networks, self.precision, self.device, self._streams = networks, precision, device, streams
-        self._shape = shape(next(iter(networks.values())))
+    def __init__(self, network: Network, precision: Precision, device: torch.device, streams: Sequence[Any]) -> None:
+        assert isinstance(network.module, PreResNet)
+        self.network, self.precision, self.device, self._streams = network, precision, device, streams
+        self._shape = network.module.plan
         self.cohorts: list[Cohort] = []  # of wide and of narrow clients, as far as there are any
         self._placed: list[Placement] = []
-        self._places: dict[Kind, list[tuple[Cohort, int, int]]] = {}  # cohort, place in it, number
-        self._exchanges: dict[str, CohortExchange] = {}  # by network
-        self._homes: dict[tuple[str, tuple[str, ...]], int] = {}
-        self._needed: dict[Kind, int] = {}
-        self._clients: dict[str, int] = {}  # of every network, most at once
-        self._room = 0
+        self._places: dict[Widths, list[tuple[Cohort, int, int]]] = {}  # cohort, place in it, number
+        self._exchange: CohortExchange | None = None
+        self._homes: dict[tuple[str, ...], int] = {}
+        self._needed: dict[Widths, int] = {}
+        self._room = self._at_once = 0
         self._outgrown = False
         self._labels: dict[int, list[int]] = {}
-        self._models: dict[Kind, PreResNet] = {}
+        self._models: dict[Widths, PreResNet] = {}
         self._made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     # --- places ---
 
-    def expect(self, network: str, need: Need) -> None:
-        """Rounds will need so much for a network: places for all of it are built with the next ones."""
-        for widths, window in need.windows.items():
-            self._cut((network, widths), window)
-        counts = {(network, widths): count for widths, count in need.places.items()}
-        more = {kind: count for kind, count in counts.items() if count > self._needed.get(kind, 0)}
+    def expect(self, need: Need) -> None:
+        """Rounds will need so much: places for all of it are built with the next ones."""
+        self._cut(need.windows)
+        more = {each: count for each, count in need.places.items() if count > self._needed.get(each, 0)}
         self._outgrown = self._outgrown or bool(more) or need.images > self._room
         self._needed |= more
-        self._room = max(need.images, self._room)
-        self._clients[network] = max(need.clients, self._clients.get(network, 0))
+        self._room, self._at_once = max(need.images, self._room), max(need.clients, self._at_once)
 
     def seat(self, plan: RoundPlan, jobs: Sequence[Job]) -> dict[Key, Failure]:
         """Give every job a place, building cohorts where there are too few; who cannot be trained, and why."""
         sizes = {job.key: self._images(plan, job) for job in jobs}
         failures = {job.key: Failure(job, why) for job in jobs if (why := self._why_not(plan, sizes[job.key]))}
         jobs = [job for job in jobs if job.key not in failures]
-        kinds = self._kinds(jobs)
-        short = {kind: count for kind, count in Counter(kinds).items() if count > self._needed.get(kind, 0)}
+        of = {window: widths_of(self.network, window) for window in {job.window for job in jobs}}
+        widths = [of[job.window] for job in jobs]
+        short = {each: count for each, count in Counter(widths).items() if count > self._needed.get(each, 0)}
         room = max((sizes[job.key] for job in jobs), default=0)
         if jobs and (short or room > self._room or self._outgrown):
             spare = SPARE if self._needed else 0
-            self._needed |= {kind: count + spare for kind, count in short.items()}
-            self._room = max(room, self._room)
-            for network, count in Counter(job.network for job in jobs).items():
-                self._clients[network] = max(count, self._clients.get(network, 0))
-            for kind, job in zip(kinds, jobs, strict=True):
-                self._cut(kind, job.window)
+            self._needed |= {each: count + spare for each, count in short.items()}
+            self._room, self._at_once = max(room, self._room), max(len(jobs), self._at_once)
+            self._cut({each: job.window for each, job in zip(widths, jobs, strict=True)})
             self._build(plan)
-        free = {kind: iter(places) for kind, places in self._places.items()}
-        placed = [Placement(job, sizes[job.key], *next(free[kind])) for job, kind in zip(jobs, kinds, strict=True)]
+        free = {each: iter(places) for each, places in self._places.items()}
+        placed = [Placement(job, sizes[job.key], *next(free[each])) for job, each in zip(jobs, widths, strict=True)]
         self._placed = sorted(placed, key=lambda each: self.cohorts.index(each.cohort))
         return failures
 
-    def _kinds(self, jobs: Iterable[Job]) -> list[Kind]:
-        """What each job trains."""
-        known: dict[tuple[str, Window], Kind] = {}
-        for job in jobs:
-            if (job.network, job.window) not in known:
-                known[job.network, job.window] = job.network, widths_of(self.networks[job.network], job.window)
-        return [known[job.network, job.window] for job in jobs]
-
-    def _cut(self, kind: Kind, window: Window) -> None:
-        """A model of a kind, for its shapes."""
-        if kind not in self._models:
-            network = self.networks[kind[0]]
-            found = network.axes.cut(network.module, window)
-            assert isinstance(found, PreResNet)
-            self._models[kind] = found
+    def _cut(self, windows: Mapping[Widths, Window]) -> None:
+        """Models of these widths, for their shapes."""
+        for widths, window in windows.items():
+            if widths not in self._models:
+                found = self.network.axes.cut(self.network.module, window)
+                assert isinstance(found, PreResNet)
+                self._models[widths] = found
 
     def _build(self, plan: RoundPlan) -> None:
         self._outgrown = False
-        self.cohorts, self._placed = [], []  # what they hold on the device goes first
-        self._exchanges.clear()
+        self.cohorts, self._exchange, self._placed = [], None, []  # what they hold on the device goes first
         self._places.clear()
-        groups: dict[bool, list[Kind]] = {}
-        for kind, count in self._needed.items():
-            groups.setdefault(self._wide(kind), []).extend([kind] * count)
-        share = Fraction(sum(self._clients.values()), sum(self._needed.values()))
-        members: dict[str, list[tuple[Cohort, int]]] = {}
+        groups: dict[bool, list[Widths]] = {}
+        for widths, count in self._needed.items():
+            groups.setdefault(self._wide(widths), []).extend([widths] * count)
+        share = Fraction(self._at_once, sum(self._needed.values()))
         for number, (_, group) in enumerate(sorted(groups.items(), reverse=True)):
             stream, beside = self._streams[2 * number : 2 * number + 2]
             cohort = Cohort(
-                [self._models[kind] for kind in group], plan.work,
+                [self._models[widths] for widths in group], plan.work,
                 room=self._room, share=share, precision=self.precision, device=self.device, beside=beside,
             )  # fmt: skip
             cohort.capture(stream)
-            for place, kind in enumerate(group):
-                mine = members.setdefault(kind[0], [])
-                self._places.setdefault(kind, []).append((cohort, place, len(mine)))
-                mine.append((cohort, place))
+            before = sum(each.clients for each in self.cohorts)
+            for place, widths in enumerate(group):
+                self._places.setdefault(widths, []).append((cohort, place, before + place))
             self.cohorts.append(cohort)
-        self._exchanges = {name: CohortExchange(self.networks[name].axes, mine) for name, mine in members.items()}
+        self._exchange = CohortExchange(self.network.axes, self.cohorts)
 
     def _why_not(self, plan: RoundPlan, images: int) -> str | None:
         """Why a client cannot be trained: the same as in ``loop``."""
@@ -164,8 +137,8 @@ class Places:
     def _images(self, plan: RoundPlan, job: Job) -> int:
         return len(task_of(plan).parts[job.client])
 
-    def _wide(self, kind: Kind) -> bool:
-        return self._models[kind].stem.out_channels >= WIDE
+    def _wide(self, widths: Widths) -> bool:
+        return self._models[widths].stem.out_channels >= WIDE
 
     def _mine(self) -> list[tuple[Cohort, list[Placement]]]:
         """Every cohort with those that are placed in it."""
@@ -175,20 +148,15 @@ class Places:
 
     def start(self, plan: RoundPlan) -> None:
         """Every client's part of the server's tensors to its place."""
-        if not self._placed:
+        if self._exchange is None or not self._placed:
             return
-        self._homes = {}
-        for name, exchange in self._exchanges.items():
-            mine = [each for each in self._placed if each.job.network == name]
-            if not mine:
-                continue
-            windows: list[Window | None] = [None] * exchange.places
-            of = [0] * exchange.places
-            jobs = {each.home: each.job for each in mine}
-            self._homes |= {home: number for number, home in enumerate(jobs)}
-            for each in mine:
-                windows[each.number], of[each.number] = each.job.window, self._homes[each.home]
-            exchange.deal([plan.whole(job) for job in jobs.values()], windows, of)
+        windows: list[Window | None] = [None] * self._exchange.places
+        of = [0] * self._exchange.places
+        jobs = {each.job.sections: each.job for each in self._placed}
+        self._homes = {sections: home for home, sections in enumerate(jobs)}
+        for each in self._placed:
+            windows[each.number], of[each.number] = each.job.window, self._homes[each.job.sections]
+        self._exchange.deal([plan.whole(job) for job in jobs.values()], windows, of)
         masked = plan.work.mask != "none"
         for cohort, mine in self._mine():
             sizes = [0] * cohort.clients
@@ -249,17 +217,16 @@ class Places:
 
     def average(self, uploads: Sequence[Upload], weights: Sequence[float], label_axis: str | None) -> Averaged:
         """The selective average of uploads for one section, and their drift, without moving them."""
-        exchange = self._exchanges[uploads[0].job.network]
-        places, number = exchange.places, {each.job.key: each.number for each in self._placed}
+        assert self._exchange is not None
+        places, number = self._exchange.places, {each.job.key: each.number for each in self._placed}
         share = [0.0] * places
         rows = None if label_axis is None else torch.zeros(places, self._shape.classes, dtype=torch.int8)
         for upload, weight in zip(uploads, weights, strict=True):
             share[number[upload.job.key]] = weight
             if rows is not None:
                 rows[number[upload.job.key], list(upload.labels or ())] = 1
-        first = uploads[0].job
-        home, held = self._homes[first.network, first.sections], None if rows is None else rows.to(self.device)
-        new, sums, finite = exchange.average(share, label_axis, held, home)
+        home, held = self._homes[uploads[0].job.sections], None if rows is None else rows.to(self.device)
+        new, sums, finite = self._exchange.average(share, label_axis, held, home)
         drift: DriftSums = {}
         for upload in uploads:
             along, mean, square = drift.get(upload.job.capacity, (0.0, 0.0, 0.0))
@@ -296,21 +263,15 @@ class Places:
     def get_ready(self, plan: RoundPlan, jobs: Sequence[Job]) -> None:
         """For jobs of the next round, while the device is at work: what is to be done on the host, and inputs."""
         self._made.clear()
-        for name, exchange in self._exchanges.items():
-            exchange.get_ready(job.window for job in jobs if job.network == name)
+        if self._exchange is None:
+            return
+        self._exchange.get_ready(job.window for job in jobs)
         able = [job for job in jobs if self._why_not(plan, self._images(plan, job)) is None]
-        kinds = self._kinds(able)
-        if able and all(kind in self._models for kind in kinds):
-            wide_first = sorted(zip(able, kinds, strict=True), key=lambda each: not self._wide(each[1]))
-            seated = [job.client for job, _ in wide_first]
+        widths = {job.key: widths_of(self.network, job.window) for job in able}
+        if able and all(each in self._models for each in widths.values()):
+            seated = [job.client for job in sorted(able, key=lambda job: not self._wide(widths[job.key]))]
             try:
                 self._made[plan.seed, plan.round + 1, 0, *seated] = self._inputs(plan, plan.round + 1, 0, seated)
             except RuntimeError as failure:
                 if not out_of_memory(failure):  # then they are made when their round comes
                     raise
-
-
-def shape(network: Network) -> Plan:
-    """What networks that one cohort can train have in common: all but their width."""
-    assert isinstance(network.module, PreResNet)
-    return replace(network.module.plan, width=1)
