@@ -1,63 +1,92 @@
-"""How many clients of every width rounds will have, so that steps are captured once, not whenever a round has more."""
+"""How many places the clients of a network need, so that steps are captured once, not whenever a round has more.
+
+Places are made for what the first rounds need, and some more; a round that needs still more adds to them. What a round
+needs follows from the recipe, so a run that goes on from a checkpoint goes through all rounds before it again, and has
+the places, and with them the bits, of one that was never stopped.
+"""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from fedrolex.clients import Network, RoundPlan
+from fedrolex.clients import Job, Network, RoundPlan
 from fedrolex.core import FedrolexError
 from fedrolex.slicing import Window
 from fedrolex.tasks import Classification
 
-ROUNDS = 1000  # that are looked at together
+ROUNDS = 100  # that are looked at before the first
+SPARE = 2  # places more than those need, of every width, and than any later round that needs more
 
 Widths = tuple[tuple[str, int], ...]
 
 
 @dataclass
 class Need:
-    """What the rounds need for the clients of one network.
+    """What the clients of one network need.
 
     Attributes:
-        places: most clients of every width in a round.
+        places: of every width.
         windows: one of every width.
         clients: most in a round, of all widths.
         images: most that a client has.
     """
 
-    places: Counter[Widths] = field(default_factory=Counter)
+    places: dict[Widths, int] = field(default_factory=dict)
     windows: dict[Widths, Window] = field(default_factory=dict)
     clients: int = 0
     images: int = 0
 
+    def grow(self, network: Network, images: Mapping[Job, int], spare: int) -> bool:
+        """Room for the jobs of a round, each with so many images, and to spare; whether there was too little."""
+        of = {window: widths_of(network, window) for window in {job.window: None for job in images}}
+        counts = Counter(of[job.window] for job in images)
+        short = {widths: count + spare for widths, count in counts.items() if count > self.places.get(widths, 0)}
+        most = max(images.values(), default=0)
+        grown = bool(short) or most > self.images
+        self.places |= short
+        self.windows = {widths: window for window, widths in of.items()} | self.windows
+        self.clients, self.images = max(len(images), self.clients), max(most, self.images)
+        return grown
+
 
 def needs(plan: RoundPlan) -> dict[str, Need]:
-    """By network, from the first round to the last of the thousand that the plan's round is in.
-
-    All rounds in between are given the same answer, so that a run that goes on from a checkpoint has the places, and
-    with them the bits, of one that was never stopped.
-    """
+    """Of every network, for the first rounds and all before the plan's."""
     found: dict[str, Need] = {}
-    for round in range(ROUNDS * (plan.round // ROUNDS + 1)):
-        try:
-            jobs = [job for job in plan.jobs_of(round) if job.part == 1]  # stragglers are not trained here
-        except FedrolexError:
-            break  # a method that cannot say yet
-        counts: dict[str, Counter[Widths]] = {}
-        for job in jobs:
-            need, widths = found.setdefault(job.network, Need()), widths_of(plan.networks[job.network], job.window)
-            need.windows.setdefault(widths, job.window)
-            need.images = max(need.images, len(task_of(plan).parts[job.client]))
-            counts.setdefault(job.network, Counter())[widths] += 1
-        for network, here in counts.items():
-            need = found[network]
-            need.places |= here
-            need.clients = max(need.clients, here.total())
+    for round in range(ROUNDS):
+        _grow(found, plan, round, 0)
+    for need in found.values():
+        need.places = {widths: count + SPARE for widths, count in need.places.items()}
+    for round in range(ROUNDS, plan.round):
+        _grow(found, plan, round, SPARE)
+    return found
+
+
+def _grow(found: dict[str, Need], plan: RoundPlan, round: int, spare: int) -> None:
+    """By what a round needs; nothing where the method cannot say yet."""
+    with suppress(FedrolexError):
+        for name, mine in by_network(plan.jobs_of(round)).items():
+            images = {job: images_of(plan, job) for job in mine}
+            found.setdefault(name, Need()).grow(plan.networks[name], images, spare)
+
+
+def by_network(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    """Those that are trained in full: stragglers go to another engine."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.part == 1:
+            found.setdefault(job.network, []).append(job)
     return found
 
 
 def widths_of(network: Network, window: Window) -> Widths:
     """The width of every axis in a window."""
     return tuple(network.axes.widths(window).items())
+
+
+def images_of(plan: RoundPlan, job: Job) -> int:
+    """How many a job's client has."""
+    return len(task_of(plan).parts[job.client])
 
 
 def task_of(plan: RoundPlan) -> Classification:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedrolex.clients import Failure, Job, Network, RoundPlan, Upload
-from fedrolex.engines.gpu.ragged.ahead import ROUNDS, Need, needs
+from fedrolex.engines.gpu.ragged.ahead import SPARE, Need, needs
 from fedrolex.engines.gpu.ragged.matrices import matrices
 from fedrolex.engines.gpu.waves import Waves
 from fedrolex.models import PreResNet
@@ -30,9 +30,8 @@ class Ragged(Waves):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.places: dict[str, Places] = {}  # of every network that was trained, by its name
-        self._needs: dict[str, Need] = {}  # of networks whose places do not know yet
-        self._looked: int | None = None  # which thousand rounds were looked at last
-        self._crowded = False  # memory was not enough once: places are for the rounds at hand
+        self._needs: dict[str, Need] | None = None  # of networks that have no places yet, once it is known
+        self._crowded = False  # memory was not enough once: places are for the clients at hand
 
     def supports(self, plan: RoundPlan) -> str | None:
         """Plain training of PreResNets with static norms by SGD or Adam, to their end."""
@@ -48,20 +47,19 @@ class Ragged(Waves):
 
     def _clear(self) -> None:
         self.places.clear()
-        self._looked = None
+        self._needs = None
 
     def release(self) -> bool:
         """Give back what is kept on the device, and keep no places for later rounds from now on."""
-        self._crowded, self._needs = True, {}
+        self._crowded = True
         return super().release()
 
     def _wave(self, plan: RoundPlan, jobs: Sequence[Job]) -> list[Upload | Failure]:
         answers: dict[tuple[int, str], Upload | Failure] = {}
-        if len(jobs) == len(plan.jobs):
-            self._look_ahead(plan)
+        self._crowded = self._crowded or len(jobs) < len(plan.jobs)
         places = list(self._places_for(plan, jobs))
         for each, mine in places:
-            answers |= each.seat(plan, mine)
+            answers |= each.seat(plan, mine, 0 if self._crowded else SPARE)
         for each, _ in places:
             each.start(plan)
         for epoch in range(plan.work.epochs):
@@ -86,11 +84,6 @@ class Ragged(Waves):
             return None
         return self.places[uploads[0].job.network].average(uploads, weights, label_axis)
 
-    def _look_ahead(self, plan: RoundPlan) -> None:
-        """What the thousand rounds that the plan's is one of need, once for all of them."""
-        if not self._crowded and self._looked != plan.round // ROUNDS:
-            self._looked, self._needs = plan.round // ROUNDS, needs(plan)
-
     def _places_for(self, plan: RoundPlan, jobs: Sequence[Job]) -> Iterator[tuple[Places, list[Job]]]:
         """Places of every network, with the jobs that are theirs; those without jobs stay as they are."""
         from fedrolex.engines.gpu.ragged.places import STREAMS_USED, Places
@@ -99,10 +92,15 @@ class Ragged(Waves):
             if name not in self.places:
                 first = STREAMS_USED * len(self.places)
                 streams = [self._stream(number) for number in range(first, first + STREAMS_USED)]
-                self.places[name] = Places(plan.networks[name], self.precision, self.device, streams)
-            if name in self._needs:
-                self.places[name].expect(self._needs.pop(name))
+                need = self._need(plan, name)
+                self.places[name] = Places(plan.networks[name], need, self.precision, self.device, streams)
             yield self.places[name], [job for job in jobs if job.network == name]
+
+    def _need(self, plan: RoundPlan, name: str) -> Need:
+        """What a network's places are for when they are made."""
+        if self._needs is None:
+            self._needs = {} if self._crowded else needs(plan)
+        return self._needs.pop(name, Need())
 
 
 def why_not(network: Network, task: Task) -> str | None:

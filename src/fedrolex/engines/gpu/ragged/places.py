@@ -1,12 +1,10 @@
 """Places for the clients of one network: one captured step for wide clients, one for narrow ones.
 
-Places are kept from round to round: as many for every width as any round of the next thousand needs, as far as the
-method can say (:mod:`.ahead`), or as any has needed. A place without a client costs next to nothing, so the captured
-steps serve cohorts of every composition.
+Places are kept from round to round, as many for every width as rounds need (:mod:`.ahead`). A place without a client
+costs next to nothing, so the captured steps serve cohorts of every composition.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrolex.clients import Failure, Job, Network, Precision, RoundPlan, Upload
-from fedrolex.engines.gpu.ragged.ahead import Need, Widths, task_of, widths_of
+from fedrolex.engines.gpu.ragged.ahead import Need, Widths, images_of, task_of, widths_of
 from fedrolex.engines.gpu.ragged.cohort import Cohort
 from fedrolex.engines.gpu.ragged.exchange import CohortExchange
 from fedrolex.engines.visits import Key, order_of
@@ -26,7 +24,6 @@ from fedrolex.rounds.drift import DriftSums, drift_of
 from fedrolex.slicing import Window
 
 WIDE = 32  # channels of the first layer from which a client is wide
-SPARE = 2  # places more than needed, where more are needed than before
 REMEMBERED = 10_000  # clients whose classes are known
 STREAMS_USED = 4  # by the places of a network: two for wide clients, two for narrow ones
 
@@ -47,76 +44,63 @@ class Places:
 
     Args:
         network: of PreResNets; its cohorts have the precision and are on the device.
+        need: what rounds need, as far as it is known.
         streams: as many as :data:`STREAMS_USED`; each is None without a GPU.
     """
 
-    def __init__(self, network: Network, precision: Precision, device: torch.device, streams: Sequence[Any]) -> None:
+    def __init__(
+        self, network: Network, need: Need, precision: Precision, device: torch.device, streams: Sequence[Any]
+    ) -> None:
         assert isinstance(network.module, PreResNet)
-        self.network, self.precision, self.device, self._streams = network, precision, device, streams
+        self.network, self.need, self.precision, self.device = network, need, precision, device
+        self._streams = streams
         self._shape = network.module.plan
         self.cohorts: list[Cohort] = []  # of wide and of narrow clients, as far as there are any
+        self._outgrown = True
         self._placed: list[Placement] = []
         self._places: dict[Widths, list[tuple[Cohort, int, int]]] = {}  # cohort, place in it, number
         self._exchange: CohortExchange | None = None
         self._homes: dict[tuple[str, ...], int] = {}
-        self._needed: dict[Widths, int] = {}
-        self._room = self._at_once = 0
-        self._outgrown = False
         self._labels: dict[int, list[int]] = {}
         self._models: dict[Widths, PreResNet] = {}
         self._made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     # --- places ---
 
-    def expect(self, need: Need) -> None:
-        """Rounds will need so much: places for all of it are built with the next ones."""
-        self._cut(need.windows)
-        more = {each: count for each, count in need.places.items() if count > self._needed.get(each, 0)}
-        self._outgrown = self._outgrown or bool(more) or need.images > self._room
-        self._needed |= more
-        self._room, self._at_once = max(need.images, self._room), max(need.clients, self._at_once)
+    def seat(self, plan: RoundPlan, jobs: Sequence[Job], spare: int) -> dict[Key, Failure]:
+        """Give every job a place; who cannot be trained, and why.
 
-    def seat(self, plan: RoundPlan, jobs: Sequence[Job]) -> dict[Key, Failure]:
-        """Give every job a place, building cohorts where there are too few; who cannot be trained, and why."""
-        sizes = {job.key: self._images(plan, job) for job in jobs}
-        failures = {job.key: Failure(job, why) for job in jobs if (why := self._why_not(plan, sizes[job.key]))}
+        Cohorts are built where there are too few places, with so many of a width to spare.
+        """
+        images = {job: images_of(plan, job) for job in jobs}
+        self._outgrown = self.need.grow(self.network, images, spare) or self._outgrown
+        failures = {job.key: Failure(job, why) for job in jobs if (why := self._why_not(plan, images[job]))}
         jobs = [job for job in jobs if job.key not in failures]
-        of = {window: widths_of(self.network, window) for window in {job.window for job in jobs}}
-        widths = [of[job.window] for job in jobs]
-        short = {each: count for each, count in Counter(widths).items() if count > self._needed.get(each, 0)}
-        room = max((sizes[job.key] for job in jobs), default=0)
-        if jobs and (short or room > self._room or self._outgrown):
-            spare = SPARE if self._needed else 0
-            self._needed |= {each: count + spare for each, count in short.items()}
-            self._room, self._at_once = max(room, self._room), max(len(jobs), self._at_once)
-            self._cut({each: job.window for each, job in zip(widths, jobs, strict=True)})
+        if jobs and self._outgrown:
             self._build(plan)
+        of = {window: widths_of(self.network, window) for window in {job.window for job in jobs}}
         free = {each: iter(places) for each, places in self._places.items()}
-        placed = [Placement(job, sizes[job.key], *next(free[each])) for job, each in zip(jobs, widths, strict=True)]
+        placed = [Placement(job, images[job], *next(free[of[job.window]])) for job in jobs]
         self._placed = sorted(placed, key=lambda each: self.cohorts.index(each.cohort))
         return failures
 
-    def _cut(self, windows: Mapping[Widths, Window]) -> None:
-        """Models of these widths, for their shapes."""
-        for widths, window in windows.items():
+    def _build(self, plan: RoundPlan) -> None:
+        for widths, window in self.need.windows.items():
             if widths not in self._models:
                 found = self.network.axes.cut(self.network.module, window)
                 assert isinstance(found, PreResNet)
                 self._models[widths] = found
-
-    def _build(self, plan: RoundPlan) -> None:
-        self._outgrown = False
         self.cohorts, self._exchange, self._placed = [], None, []  # what they hold on the device goes first
         self._places.clear()
         groups: dict[bool, list[Widths]] = {}
-        for widths, count in self._needed.items():
+        for widths, count in self.need.places.items():
             groups.setdefault(self._wide(widths), []).extend([widths] * count)
-        share = Fraction(self._at_once, sum(self._needed.values()))
+        share = Fraction(self.need.clients, sum(self.need.places.values()))
         for number, (_, group) in enumerate(sorted(groups.items(), reverse=True)):
             stream, beside = self._streams[2 * number : 2 * number + 2]
             cohort = Cohort(
                 [self._models[widths] for widths in group], plan.work,
-                room=self._room, share=share, precision=self.precision, device=self.device, beside=beside,
+                room=self.need.images, share=share, precision=self.precision, device=self.device, beside=beside,
             )  # fmt: skip
             cohort.capture(stream)
             before = sum(each.clients for each in self.cohorts)
@@ -124,6 +108,7 @@ class Places:
                 self._places.setdefault(widths, []).append((cohort, place, before + place))
             self.cohorts.append(cohort)
         self._exchange = CohortExchange(self.network.axes, self.cohorts)
+        self._outgrown = False
 
     def _why_not(self, plan: RoundPlan, images: int) -> str | None:
         """Why a client cannot be trained: the same as in ``loop``."""
@@ -133,9 +118,6 @@ class Places:
         if self._shape.size >> halved == 1 and images % plan.work.batch == 1:
             return "ValueError: its last batch is one image, of which batch norm sees one value a channel"
         return None
-
-    def _images(self, plan: RoundPlan, job: Job) -> int:
-        return len(task_of(plan).parts[job.client])
 
     def _wide(self, widths: Widths) -> bool:
         return self._models[widths].stem.out_channels >= WIDE
@@ -266,7 +248,7 @@ class Places:
         if self._exchange is None:
             return
         self._exchange.get_ready(job.window for job in jobs)
-        able = [job for job in jobs if self._why_not(plan, self._images(plan, job)) is None]
+        able = [job for job in jobs if self._why_not(plan, images_of(plan, job)) is None]
         widths = {job.key: widths_of(self.network, job.window) for job in able}
         if able and all(each in self._models for each in widths.values()):
             seated = [job.client for job in sorted(able, key=lambda job: not self._wide(widths[job.key]))]
