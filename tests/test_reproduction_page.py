@@ -63,16 +63,40 @@ DRAWN = "| capacities drawn anew every round, as released |"
         (DRAWN, "FedRolex", "overall-tuned-redrawn", "fedrolex"),
         (DRAWN, "HeteroFL", "overall-tuned-redrawn", "heterofl"),
         (DRAWN, "columns", "overall-tuned-redrawn", "columns"),
+        (DRAWN, "Federated Dropout, draws aligned", "overall-tuned-redrawn", "federated-dropout"),
     ],
 )
-def test_three_seeds_of_two_labels(heading: str, name: str, table: str, row: str) -> None:
-    assert lines(heading)[name][:5] == pytest.approx(spread(table, row), abs=0.0051)
+def test_seeds_of_two_labels(heading: str, name: str, table: str, row: str) -> None:
+    wanted = spread(table, row)
+    assert lines(heading)[name][: len(wanted)] == pytest.approx(wanted, abs=0.0051)
 
 
 def test_every_row_of_two_labels_is_checked() -> None:
-    checked = test_three_seeds_of_two_labels.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    checked = test_seeds_of_two_labels.pytestmark[0].args[1]  # type: ignore[attr-defined]
     for heading in (OWN, DRAWN):
         assert {name for where, name, _, _ in checked if where == heading} == set(lines(heading))
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("columns in turns", "columns"),
+        ("only who can trains 1/4", "only-who-can-1-4"),
+        ("everyone trains 1/4 (a bound)", "everyone-1-4"),
+        ("columns one by one", None),
+    ],
+)
+def test_columns_one_by_one_before_their_rate_falls(name: str, row: str | None) -> None:
+    first = json.loads((ROOT / "results" / "columns_one_by_one_first_rounds.json").read_text())
+    curves = first["one_by_one"] if row is None else first["beside"][row]
+    wanted = []
+    for rounds in ("500", "700"):
+        each = [curves[seed][rounds] for seed in ("1", "2", "3")]
+        wanted += [*each, mean(each)]
+    assert lines("**Columns one by one**")[name] == pytest.approx(wanted, abs=0.0501)
+    if row is not None:  # what stands beside is of the tables
+        for run in runs("overall-tuned", "cifar10-high", row):
+            assert curves[str(run["seed"])]["700"] == run["curve"]["700"]
 
 
 @pytest.mark.parametrize(("name", "row"), [("columns", "columns"), ("HeteroFL", "heterofl"), ("FedRolex", "fedrolex")])
