@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedrolex.clients import copied
+from fedrolex.clients import Tensors, copied
 from fedrolex.rounds.server import State
 
 PREFIX = "mean."  # of the sections that hold the means of others
@@ -42,12 +42,16 @@ class WeightMean:
         share = 1 / min(self.rounds, int(counted["rounds"]))
         for section, own in means.items():
             new = state[section.removeprefix(PREFIX)]
-            means[section] = {name: _towards(mean, new[name], share) for name, mean in own.items()}
+            moved = _towards(own, new, share)
+            means[section] = {name: moved.get(name, new[name]) for name in own}
         return {**means, COUNTED: counted}
 
 
-def _towards(mean: torch.Tensor, new: torch.Tensor, share: float) -> torch.Tensor:
-    return torch.lerp(mean, new, share) if mean.is_floating_point() or mean.is_complex() else new
+def _towards(means: Tensors, new: Tensors, share: float) -> Tensors:
+    """Those that are fractions, moved a share of the way."""
+    names = [name for name, mean in means.items() if mean.is_floating_point() or mean.is_complex()]
+    moved = torch._foreach_lerp([means[name] for name in names], [new[name] for name in names], share)
+    return dict(zip(names, moved, strict=True))
 
 
 def with_means(state: State) -> State:
