@@ -17,6 +17,7 @@ from fedrolex.tasks.metrics import score
 
 ACCURACIES = {
     "global_accuracy": "global accuracy",
+    "accuracy_as_trained": "without offsets",
     "local_accuracy": "local accuracy",
     "local_accuracy_masked": "local, masked",
     "rare_accuracy": "rare classes",

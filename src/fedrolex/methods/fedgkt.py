@@ -208,6 +208,10 @@ class FedGKT(Method):
     @torch.no_grad()
     def evaluate(self, server: Server, measure: Measure) -> dict[str, Any]:
         """The server's network behind the extractors of a few clients that have taken part, mean over them."""
+        if measure.offsets:
+            raise FedrolexError(
+                "evaluation.offsets is for one model, and fedgkt is measured with several: leave it out"
+            )
         task, module = server.classification, server.loaded()
         y, found = task.test.y, []
         for client in self.measured_clients(server):

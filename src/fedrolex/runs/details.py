@@ -15,13 +15,15 @@ from fedrolex.runs import checkpoint
 from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.model import Models
 from fedrolex.runs.training import Training
+from fedrolex.tasks import Measure
 
 
 class Details(Callback):
     """Measures a run's models once more at its end, where a round would pay for it again and again.
 
-    The file has ``submodels``, the score of every capacity's sub-model as a part of one, and ``local``, where the task
-    has accuracies of single clients; see :func:`local_accuracies`.
+    The file has ``submodels``, the score of every capacity's sub-model as a part of one; ``local``, where the task has
+    accuracies of single clients, see :func:`local_accuracies`; and ``offsets``, where it has classes: what the model
+    and its sub-models would be with offsets of their classes, see :mod:`fedrolex.models.offsets`.
     """
 
     _folder: Path | None = None
@@ -34,13 +36,20 @@ class Details(Callback):
         """Measure and write, if the run is finished."""
         if self._folder is None or not _is_finished(self._folder, training):
             return
-        measure = replace(training.measure, submodels=True)
-        with spread_over(threads_for(training.server.parameters)):
-            measured = training.method.evaluate(training.judged, measure)
-        found: dict[str, Any] = {"submodels": measured.get("submodels", {})}
+        measure = replace(training.measure, submodels=True, offsets=False)
+        found: dict[str, Any] = {"submodels": _measured(training, measure).get("submodels", {})}
         with suppress(FedrolexError):  # the task has no accuracies of clients
             found["local"] = local_accuracies(Models.of(training)(), training)
+        with suppress(FedrolexError):  # or no classes
+            measured = _measured(training, replace(measure, offsets=True))
+            kept = ("global_accuracy", "rare_accuracy", "submodels")
+            found["offsets"] = {key: measured[key] for key in kept if key in measured}
         checkpoint.write_whole(self._folder / "details.json", f"{json.dumps(found)}\n".encode())
+
+
+def _measured(training: Training, measure: Measure) -> dict[str, Any]:
+    with spread_over(threads_for(training.server.parameters)):
+        return training.method.evaluate(training.judged, measure)
 
 
 def _is_finished(folder: Path, training: Training) -> bool:

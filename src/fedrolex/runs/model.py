@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedrolex.core import FedrolexError
 from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.methods import Method
-from fedrolex.models import static_norms, with_statistics
+from fedrolex.models import OFFSETS, WithOffsets, static_norms, with_statistics
 from fedrolex.models.norms import Moments
 from fedrolex.rounds import Server
 from fedrolex.rounds.finite import not_finite
@@ -112,10 +112,12 @@ def filled(
     """A copy of a model, in evaluation mode, with the tensors of a file; refused unless they are just its own.
 
     Args:
-        bare: without the statistics that its static norms have in the file.
+        bare: without the statistics that its static norms, and the offsets that its classes, have in the file.
         tensors: by name; ``named`` gives a model's of the same names.
         refusal: how the line begins that refuses them.
     """
+    if OFFSETS in tensors and OFFSETS not in named(bare):
+        bare = WithOffsets(bare, torch.zeros_like(tensors[OFFSETS]))
     has = [n for n in static_norms(bare) if f"{n}.running_mean" in tensors and f"{n}.running_var" in tensors]
     found = {n: Moments(0, tensors[f"{n}.running_mean"], tensors[f"{n}.running_var"]) for n in has}
     model = with_statistics(bare, found) if found else copy.deepcopy(bare).eval()

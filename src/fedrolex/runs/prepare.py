@@ -45,6 +45,7 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     if held != fleet.clients:
         remedy = f"set fleet.clients to {held}"
         raise FedrolexError(f"the task has data for {held} clients, the fleet has {fleet.clients}: {remedy}")
+    recipe.evaluation.check(task)
     method, scale = recipe.method, recipe.fleet.server_scale
     setup = Setup(moved, fleet, LocalTraining(**asdict(recipe.client)), scale, recipe.seed, device, recipe.deadline)
     with calling(method, "check"):

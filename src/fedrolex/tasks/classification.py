@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.core import FedrolexError, one_of, sample
-from fedrolex.models import evaluating
+from fedrolex.models import WithOffsets, evaluating
 from fedrolex.tasks.in_memory import InMemory, row_numbers
 from fedrolex.tasks.masking import Mask, masked
 from fedrolex.tasks.metrics import Metrics, measured
@@ -128,6 +128,9 @@ class Classification(InMemory):
             outputs = self.outputs(model, self.test.x, batch)
             found: dict[str, Any] = {"loss": float(self.loss(outputs, self.test.y))}
             found |= self._accuracies(model, outputs, apart)
+            if isinstance(model, WithOffsets):
+                plain = (outputs - model.class_offsets).argmax(-1)
+                found["accuracy_as_trained"] = float((plain == self.test.y).double().mean())
             if self.validation is not None:
                 scores = self.outputs(model, self.validation.x, batch)
                 found["validation_accuracy"] = float((scores.argmax(-1) == self.validation.y).double().mean())

@@ -1,14 +1,15 @@
-"""Measuring a model: with static batch norms, first their statistics."""
+"""Measuring a model: first the statistics of static batch norms, and offsets of its classes where they are wanted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedrolex.core import METRICS, FedrolexError, check_numbers, check_words
-from fedrolex.models import by_batch, collect, static_norms, with_statistics
+from fedrolex.models import WithOffsets, by_batch, class_offsets, collect, evaluating, static_norms, with_statistics
+from fedrolex.tasks.classification import Classification
 from fedrolex.tasks.task import Task
 
 Statistics = Literal["recalibrated", "test-batch"]
@@ -22,7 +23,9 @@ class Measure:
         statistics: of static batch norms: ``recalibrated`` collects them from training examples in one pass,
             ``test-batch`` takes those of every test batch.
         batch: examples at once; 100 in the published code, where it matters.
-        calibration: training examples to collect statistics from.
+        calibration: training examples to collect statistics from, and so many to find offsets by.
+        offsets: every class's score has an offset added, see :mod:`fedrolex.models.offsets`; found by the validation
+            examples or, where there are none, by training examples.
         submodels: whether sub-models of every capacity are measured too.
         metrics: names of more metrics to take, see :data:`~fedrolex.core.registry.METRICS`.
     """
@@ -30,6 +33,7 @@ class Measure:
     statistics: Statistics = "recalibrated"
     batch: int = 500
     calibration: int = 2000
+    offsets: bool = False
     submodels: bool = False
     metrics: Sequence[str] = ()
 
@@ -41,11 +45,26 @@ class Measure:
 
     def ready(self, task: Task, model: nn.Module) -> nn.Module:
         """The model as it is measured: where its static norms are to be recalibrated, a copy that has statistics."""
-        if self.statistics == "test-batch" or not static_norms(model):
-            return model
-        return with_statistics(
-            model, collect(model, task.some_inputs(self.calibration, max(3, self.batch)))
-        )  # never one alone
+        if self.statistics == "recalibrated" and static_norms(model):
+            inputs = task.some_inputs(self.calibration, max(3, self.batch))  # never one alone
+            model = with_statistics(model, collect(model, inputs))
+        return WithOffsets(model, self._offsets(task, model)) if self.offsets else model
+
+    def check(self, task: Task) -> None:
+        """Raise, in one line, where a task's models cannot be measured so."""
+        if self.offsets and not isinstance(task, Classification):
+            raise FedrolexError(f"evaluation.offsets is for tasks of classes, not for {task.name}: leave it out")
+
+    def _offsets(self, task: Task, model: nn.Module) -> Tensor:
+        self.check(task)
+        held = task.held_out(self.calibration)
+        assert isinstance(held, Classification)
+        with evaluating(model):
+            scores = held.outputs(model, held.test.x, self.batch)
+        if scores.dim() != 2 or not bool(scores.isfinite().all()):
+            what = "not all finite" if scores.dim() == 2 else f"{tuple(scores.shape)}"
+            raise FedrolexError(f"evaluation.offsets needs a finite score for every class: the model's are {what}")
+        return class_offsets(scores, held.test.y)
 
     def __call__(self, task: Task, model: nn.Module) -> dict[str, Any]:
         """Metrics of a model.

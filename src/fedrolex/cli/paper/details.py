@@ -15,17 +15,33 @@ DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, Arithmet
 
 
 def read_details(run: Run) -> Row:
-    """``submodels`` by capacity and ``local_by_client``, accuracies in per cent; what was not measured is left out."""
+    """``submodels`` by capacity, ``local_by_client`` and ``offsets``, accuracies in per cent.
+
+    What was not measured is left out.
+    """
     path = run.folder / "details.json"
     if not path.exists():
         return {}
     try:
         found = json.loads(path.read_text())
-        submodels = {str(exact(capacity)): _percent(share) for capacity, share in found["submodels"].items()}
+        submodels = _submodels(found)
         local = _local(found["local"]) if "local" in found else {}
+        offsets = _offsets(found["offsets"]) if "offsets" in found else {}
     except (FedrolexError, *DAMAGED) as error:
         raise FedrolexError(f"{path} is damaged: delete it, and the run is collected without it") from error
-    return ({"submodels": submodels} if submodels else {}) | ({"local_by_client": local} if local else {})
+    read = {"submodels": submodels, "local_by_client": local, "offsets": offsets}
+    return {name: each for name, each in read.items() if each}
+
+
+def _submodels(found: Mapping[str, Any]) -> Row:
+    return {str(exact(capacity)): _percent(share) for capacity, share in found["submodels"].items()}
+
+
+def _offsets(found: Mapping[str, Any]) -> Row:
+    """With offsets of classes: ``global``, ``rare`` where some are, ``submodels``."""
+    rare = {"rare": _percent(found["rare_accuracy"])} if "rare_accuracy" in found else {}
+    submodels = {"submodels": _submodels(found)} if found.get("submodels") else {}
+    return {"global": _percent(found["global_accuracy"]), **rare, **submodels}
 
 
 def _local(found: Mapping[str, Any]) -> Row:
@@ -43,6 +59,19 @@ def _percent(share: float) -> float:
     return round(100 * share, 2)
 
 
+def with_offsets(runs: Sequence[Row]) -> Row:
+    """Mean and deviation with offsets of classes, where all runs were measured so: ``global``, ``rare``, ``submodels``.
+
+    Means over other seeds than those of the rest of a table would mislead.
+    """
+    measured = [run["offsets"] for run in runs if "offsets" in run]
+    if not measured or len(measured) < len(runs):
+        return {}
+    shares = {name: spread([each[name] for each in measured]) for name in ("global", "rare") if name in measured[0]}
+    submodels = submodels_over_seeds(measured)
+    return {**shares, **({"submodels": submodels} if submodels else {})}
+
+
 def submodels_over_seeds(runs: Sequence[Row]) -> Row:
     """Mean and deviation of every capacity's sub-model over the runs that have it, the largest capacity first."""
     measured = [run.get("submodels", {}) for run in runs]
@@ -54,7 +83,10 @@ def submodels_over_seeds(runs: Sequence[Row]) -> Row:
 
 def submodel_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """A table's heading, with a column for each capacity, and a line for each row that has sub-models."""
-    measured = {row["row"]: row.get("submodels", {}) for row in rows}
+    measured: dict[str, Row] = {}
+    for row in rows:
+        measured[row["row"]] = row.get("submodels", {})
+        measured[f"{row['row']}, with offsets"] = row.get("offsets", {}).get("submodels", {})
     capacities = _capacities(measured.values())
     lines = [(name, *(number(each.get(c), ".2f") for c in capacities)) for name, each in measured.items() if each]
     return [("", *capacities), *lines]

@@ -11,7 +11,7 @@ from zlib import crc32
 from rich.console import Console
 
 from fedrolex.cli.console import table
-from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds
+from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds, with_offsets
 from fedrolex.cli.paper.figures import draw_along, draw_local, draw_traffic, has_local
 from fedrolex.cli.seeds import number, spread
 from fedrolex.core import FedrolexError
@@ -26,8 +26,8 @@ SHARES = {"global": "global_accuracy", "local": "local_accuracy_masked", "rare":
 COLLECTED = frozenset({"global_accuracy", "rounds", "bytes", "seconds"})
 """What the summary of a finished run has at least."""
 
-HEADINGS = ("", "seeds", "global %", "paper", "difference", "rare %", "local, masked %", "GiB sent", "client PMACs",
-            "rounds")  # fmt: skip
+HEADINGS = ("", "seeds", "global %", "paper", "difference", "with offsets %", "rare %", "with offsets %",
+            "local, masked %", "GiB sent", "client PMACs", "rounds")  # fmt: skip
 
 SUBMODELS = "accuracy of every capacity's sub-model, %"
 
@@ -183,17 +183,20 @@ def _totals(runs: Sequence[Row]) -> Row:
     found |= {"rounds": runs[0]["rounds"], "gib": mean(each["bytes"] for each in runs) / 2**30}
     computed = [each["macs"] for each in runs if each.get("macs")]
     found |= {"pmacs": mean(computed) / 1e15} if computed else {}
-    submodels = submodels_over_seeds(runs)
-    return found | ({"submodels": submodels} if submodels else {})
+    more = {"submodels": submodels_over_seeds(runs), "offsets": with_offsets(runs)}
+    return found | {name: each for name, each in more.items() if each}
 
 
 def _line(row: Row) -> tuple[str, ...]:
     paper = row["paper"] and f"{row['paper']['mean']:.2f} ± {row['paper']['std']:.2f}{' (quoted)' * row['quoted']}"
     away = row.get("difference")
-    shares = {name: number(row[name], ".2f") if name in row else "" for name in SHARES}
+    shares, offset = (
+        {name: number(each[name], ".2f") if name in each else "" for name in SHARES}
+        for each in (row, row.get("offsets", {}))
+    )
     return (
         row["row"], str(len(row["seeds"]) or "–"), shares["global"], paper or "",
-        "" if away is None else f"{away:+.2f}", shares["rare"], shares["local"],
+        "" if away is None else f"{away:+.2f}", offset["global"], shares["rare"], offset["rare"], shares["local"],
         f"{row['gib']:.1f}" if row["seeds"] else "", f"{row['pmacs']:.2f}" if "pmacs" in row else "",
         str(row.get("rounds", "")),
     )  # fmt: skip

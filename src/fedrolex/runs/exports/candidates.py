@@ -6,7 +6,7 @@ Sub-models are therefore those of several rounds, and they are compared on examp
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from fedrolex.core import FedrolexError
 from fedrolex.methods import Method
-from fedrolex.models import collect, static_norms, with_statistics, without_statistics
+from fedrolex.models import without_statistics
 from fedrolex.rounds import Server
 from fedrolex.runs import checkpoint
 from fedrolex.runs.exports.folder import describe, named_tensors
@@ -74,11 +74,11 @@ def _rounds(server: Server, most: int) -> list[int]:
 
 
 def calibrated(task: Task, model: nn.Module, measure: Measure) -> nn.Module:
-    """A copy whose batch norms have the statistics of this very model on training examples, where they can have any."""
-    bare = without_statistics(model)
-    if not static_norms(bare):
-        return bare
-    return with_statistics(bare, collect(bare, task.some_inputs(measure.calibration, max(3, measure.batch))))
+    """A copy whose batch norms have the statistics of this very model on training examples, where they can have any.
+
+    Where the run is measured with offsets of its classes, the copy has its own.
+    """
+    return replace(measure, statistics="recalibrated").ready(task, without_statistics(model))
 
 
 def score_of(task: Task, model: nn.Module, measure: Measure) -> float:

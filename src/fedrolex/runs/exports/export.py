@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedrolex.core import FedrolexError
 from fedrolex.core.threads import spread_over, threads_for
+from fedrolex.models import WithOffsets
 from fedrolex.recipes import Recipe
 from fedrolex.runs.environment import environment
 from fedrolex.runs.exports.candidates import Candidate, calibrated, candidates, score_of
@@ -247,7 +248,8 @@ class Exporter:
             return False
         dtype = str(example.dtype).removeprefix("torch.")
         made = rebuild(chosen.described, NetworkSource(recipe, self.task, scale, list(example.shape[1:]), dtype))
-        own, wanted = ({n: t.shape for n, t in named_tensors(m).items() if "running" not in n} for m in (made, model))
+        bare = model.model if isinstance(model, WithOffsets) else model
+        own, wanted = ({n: t.shape for n, t in named_tensors(m).items() if "running" not in n} for m in (made, bare))
         return own == wanted
 
 

@@ -1,0 +1,128 @@
+"""What offsets of classes are worth after training, by method, and a linear layer in their place.
+
+scikit-learn's digits and the splits of ``columns.py``, 40 clients of five capacities, five of them a round, 80 rounds.
+Every trained model is measured as it is; with an offset for each class, fitted on up to 2000 training examples that
+clients hold (``evaluation.offsets``); and with a linear layer on its scores, fitted on the same examples.
+
+    python benchmarks/offsets.py [--seeds 12] [--splits two rare even] [--only NAME ...] [--out results/offsets.json]
+
+Ends with one flat JSON object: mean test accuracy (per cent) by split, variant and measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from columns import SETTINGS, SPLITS, VARIANTS
+from torch import Tensor, nn
+
+from fedrolex import Classification, prepare
+from fedrolex.core.version import VERSION
+from fedrolex.recipes import find_recipe
+
+ROUNDS = 80
+CHOSEN = (
+    "everyone trains 1/4 (a bound)", "everyone trains 1/16", "only who can trains 1/4", "heterofl", "fedrolex",
+    "columns in turns", "one by one", "one by one, two each",
+)  # fmt: skip
+
+
+def linear(scores: Tensor, targets: Tensor) -> nn.Linear:
+    """A layer on scores, begun as the identity and kept near it, that explains targets best."""
+    layer = nn.Linear(scores.shape[1], scores.shape[1])
+    start = torch.eye(len(layer.weight))
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    search = torch.optim.LBFGS(layer.parameters(), max_iter=60, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        found = nn.functional.cross_entropy(layer(scores), targets)
+        found = found + 0.05 * (layer.weight - start).square().sum() + 0.001 * layer.bias.square().sum()
+        found.backward()
+        return found
+
+    search.step(loss)
+    return layer
+
+
+def trained(settings: list[str], seed: int) -> dict[str, float]:
+    """Test accuracy of a run, per cent, by measure."""
+    training = prepare(find_recipe("digits").with_settings([*settings, "task.validation=0.0", f"seed={seed}"]))
+    for _ in range(ROUNDS):
+        training.run_round()
+    training.measure = replace(training.measure, offsets=True)
+    found = training.evaluate()
+    task = training.server.task
+    assert isinstance(task, Classification)
+    model, held = training.method.judged(training.judged).eval(), task.held_out(2000)
+    assert isinstance(held, Classification)
+    with torch.no_grad():
+        scores, test = (task.outputs(model, each.x, 500) for each in (held.test, task.test))
+    layer = linear(scores, held.test.y)
+    right = (layer(test).argmax(-1) == task.test.y).double().mean()
+    plain = {"as trained": found["accuracy_as_trained"], "offsets": found["global_accuracy"], "linear": float(right)}
+    rare = {"offsets, rare": found["rare_accuracy"]} if "rare_accuracy" in found else {}
+    return {name: 100 * share for name, share in {**plain, **rare}.items()}
+
+
+def over_seeds(settings: list[str], seeds: int) -> dict[str, Any]:
+    """Means over seeds, and the mean gain of offsets with its standard error."""
+    every = [trained(settings, seed) for seed in range(1, seeds + 1)]
+    means = {name: round(mean(each[name] for each in every), 2) for name in every[0]}
+    gains = [each["offsets"] - each["as trained"] for each in every]
+    error = stdev(gains) / sqrt(seeds) if seeds > 1 else None
+    return {
+        **means,
+        "gain": round(mean(gains), 2),
+        "error": error and round(error, 2),
+        "gains": [round(g, 1) for g in gains],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
+    parser.add_argument("--only", nargs="+", choices=CHOSEN, default=list(CHOSEN))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, Any]] = {}
+    for split in options.splits:
+        found[split] = {}
+        for name in options.only:
+            row = found[split][name] = over_seeds([*SETTINGS, SPLITS[split], *VARIANTS[name]], options.seeds)
+            print(
+                f"{split:5} {name:30} as trained {row['as trained']:5.1f}  offsets {row['offsets']:5.1f} "
+                f"({row['gain']:+.1f} ± {row['error'] or 0:.1f})  linear {row['linear']:5.1f}",
+                flush=True,
+            )
+    if options.out is not None:
+        about = {
+            "what": "scikit-learn's digits, 40 clients, 5 a round, 80 rounds: test accuracy, means over seeds 1 to N",
+            "command": f"python benchmarks/offsets.py --seeds {options.seeds}",
+            "version": f"fedrolex {VERSION}, torch {torch.__version__}",
+            "hardware": f"one core of {platform.machine()}",
+            "settings": [*SETTINGS, "task.validation=0.0"],
+            "splits": SPLITS,
+            "variants": {name: VARIANTS[name] for name in options.only},
+            "results": found,
+        }
+        options.out.write_text(json.dumps(about, indent=1) + "\n")
+    measures = ("as trained", "offsets", "linear")
+    print(
+        json.dumps({f"{s}: {n}: {m}": row[m] for s, rows in found.items() for n, row in rows.items() for m in measures})
+    )
+
+
+if __name__ == "__main__":
+    main()

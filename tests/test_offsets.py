@@ -1,0 +1,205 @@
+"""Offsets of classes: what they are, what they are found by, and that a model has them wherever it goes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from told import told
+from torch import Tensor, nn
+
+from fedrolex import Classification, Examples, Measure, Recipe, Run, Task, Training, export, load, prepare, train
+from fedrolex.models import WithOffsets, class_offsets
+
+LABELS = [
+    "fleet.clients=10", "fleet.cohort=4", "rounds=12", "task.width=8", "task.partition={name: labels, labels: 2}",
+    "client.mask=zero", "engine=loop", "device=cpu", "evaluation.offsets=true", "evaluate_every=12",
+]  # fmt: skip
+RECIPE = Recipe().with_settings(LABELS)
+
+
+class Given(nn.Module):
+    """Inputs are the scores."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Infinite(nn.Module):
+    """Of no use."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / torch.zeros_like(x)
+
+
+def task(scores: Tensor, y: Tensor, test_y: Tensor | None = None) -> Task:
+    """Whose model gives these scores, for training and test examples."""
+    test = Examples(scores, y if test_y is None else test_y)
+    return Classification("scores", lambda scale: Given(), Examples(scores, y), test, [torch.arange(len(y))])
+
+
+def trained(recipe: Recipe, rounds: int = 12) -> Training:
+    made = prepare(recipe)
+    for _ in range(rounds):
+        made.run_round()
+    return made
+
+
+# --- what they are ---
+
+
+def test_without_scores_they_are_the_logarithms_of_how_frequent_classes_are() -> None:
+    found = class_offsets(torch.zeros(40, 2), torch.tensor([0] * 30 + [1] * 10))
+    torch.testing.assert_close(found, torch.tensor([1.0, -1.0]) * log(3) / 2, atol=0.01, rtol=0)
+
+
+def test_a_class_without_examples_has_none() -> None:
+    scores = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0, 1, 3] * 20)
+    found = class_offsets(scores, y)
+    assert found[2] == 0
+    torch.testing.assert_close(found[[0, 1, 3]], class_offsets(scores[:, [0, 1, 3]], torch.tensor([0, 1, 2] * 20)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.floats(0.3, 3), st.integers(0, 1000))
+def test_they_undo_what_was_added_to_a_class_whatever_the_scale(added: list[float], scale: float, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    true = 2 * torch.randn(600, 3, generator=draw)
+    y = torch.multinomial(true.softmax(1), 1, generator=draw).flatten()
+    shift = torch.tensor(added)
+    found, plain = class_offsets((true - shift) / scale, y), class_offsets(true, y)
+    torch.testing.assert_close(found * scale, plain + shift - shift.mean(), atol=0.1, rtol=0)
+    assert abs(float(found.sum())) < 1e-4
+
+
+def test_scores_that_are_always_right_leave_them_finite() -> None:
+    y = torch.arange(10).repeat(5)
+    found = class_offsets(50.0 * nn.functional.one_hot(y, 10), y)
+    assert bool(found.isfinite().all())
+    assert float(found.abs().max()) < 1
+
+
+# --- what a model is measured with ---
+
+
+def test_a_measured_model_has_them_and_the_accuracy_without_them_stands_beside() -> None:
+    """Client 0 has classes 0 and 1, client 1 has 2 and 3; the scores of the second are all too high."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(4).repeat(100)
+    scores = 4.0 * nn.functional.one_hot(y, 4) + torch.randn(400, 4, generator=draw) + torch.tensor([0, 0, 9.0, 9.0])
+    found = Measure(offsets=True)(task(scores, y), Given())
+    assert found["accuracy_as_trained"] == Measure()(task(scores, y), Given())["global_accuracy"] < 0.6
+    assert found["global_accuracy"] > 0.95
+    assert "accuracy_as_trained" not in Measure()(task(scores, y), Given())
+
+
+def test_no_test_example_is_looked_at() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores, y = torch.randn(90, 3, generator=draw), torch.arange(3).repeat(30)
+    one, other = (
+        Measure(offsets=True).ready(task(scores, y, test_y), Given()) for test_y in (y, torch.zeros(90).long())
+    )
+    assert isinstance(one, WithOffsets)
+    assert isinstance(other, WithOffsets)
+    assert torch.equal(one.class_offsets, other.class_offsets)
+
+
+def test_examples_that_were_put_aside_come_first() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores, y = torch.randn(90, 3, generator=draw), torch.arange(3).repeat(30)
+    made = task(scores, y)
+    assert isinstance(made, Classification)
+    aside = Examples(scores[:50], torch.zeros(50).long().index_fill(0, torch.arange(20), 1))
+    ready = Measure(offsets=True).ready(replace(made, validation=aside), Given())
+    assert isinstance(ready, WithOffsets)
+    assert torch.equal(ready.class_offsets, class_offsets(aside.x, aside.y))
+
+
+@pytest.mark.parametrize("method", ["fedrolex", "heterofl", "columns"])
+def test_where_clients_hold_two_labels_they_help(method: str) -> None:
+    found = trained(RECIPE.with_settings([f"method={method}", "rounds=30"]), 30).evaluate()
+    assert found["global_accuracy"] > found["accuracy_as_trained"] + 0.01
+
+
+def test_training_does_not_see_them() -> None:
+    with_them, without = trained(RECIPE, 3), trained(RECIPE.with_settings(["evaluation.offsets=false"]), 3)
+    with_them.evaluate()
+    assert all(torch.equal(t, without.server.state["model"][n]) for n, t in with_them.server.state["model"].items())
+
+
+# --- wherever it goes ---
+
+
+@pytest.mark.parametrize("method", ["fedrolex", "columns"])
+def test_they_are_in_what_a_run_returns_and_in_its_folder(method: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    recipe = RECIPE.with_settings([f"method={method}", "rounds=3", "evaluation.submodels=true"])
+    done = train(recipe, out=folder)
+    x = prepare(recipe).server.task.example()
+    for mine, theirs in ((done.model, load(folder)), (done.submodel("1/4"), load(folder, "1/4"))):
+        assert isinstance(mine, WithOffsets)
+        assert isinstance(theirs, WithOffsets)
+        assert bool(mine.class_offsets.any())
+        assert torch.equal(mine(x), theirs(x))
+    (folder / "submodel-1-4.safetensors").unlink()
+    assert torch.equal(load(folder, "1/4")(x), done.submodel("1/4")(x))
+
+
+@pytest.mark.parametrize("method", ["heterofl", "columns"])
+def test_an_exported_model_has_its_own(method: str, tmp_path: Path) -> None:
+    recipe = RECIPE.with_settings([f"method={method}", "rounds=3"])
+    train(recipe, out=tmp_path / "run")
+    done = export(tmp_path / "run", "1/4", tmp_path / "quarter", formats=["pt2"], windows=1)
+    x = prepare(recipe).server.task.example()
+    back = load(tmp_path / "quarter")
+    assert isinstance(done.model, WithOffsets)
+    assert isinstance(back, WithOffsets)
+    assert torch.equal(back(x), done.model(x))
+    program = torch.export.load(tmp_path / "quarter" / "model.pt2").module()
+    torch.testing.assert_close(program(x), done.model(x))
+
+
+def test_details_of_a_run_say_what_they_would_be_worth(tmp_path: Path) -> None:
+    recipe = RECIPE.with_settings(["rounds=3", "evaluation.offsets=false", "callbacks=[details]"])
+    done = train(recipe, out=tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "details.json").read_text())["offsets"]
+    run = Run(tmp_path / "run")
+    again = run.evaluate(prepare(recipe.with_settings(["evaluation.offsets=true", "callbacks=[]"])))
+    assert found["global_accuracy"] == again["global_accuracy"]
+    assert again["accuracy_as_trained"] == done.summary["global_accuracy"]
+    assert found["submodels"].keys() == {"1", "1/2", "1/4", "1/8", "1/16"}
+
+
+# --- where there can be none ---
+
+
+def test_tasks_without_classes_are_refused_before_anything_is_trained() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 3, generator=draw), torch.randn(40, generator=draw)
+    made = Task.split(lambda scale: nn.Linear(3, 1), Examples(x, y), Examples(x, y), clients=4)
+    recipe = Recipe().with_settings(["fleet.clients=4", "fleet.cohort=2", "evaluation.offsets=true", "device=cpu"])
+    assert told(lambda: prepare(recipe, made)) == (
+        "evaluation.offsets is for tasks of classes, not for task: leave it out"
+    )
+
+
+def test_scores_that_are_not_finite_are_one_line() -> None:
+    made = task(torch.zeros(12, 3), torch.arange(3).repeat(4))
+    assert told(lambda: Measure(offsets=True)(made, Infinite())) == (
+        "evaluation.offsets needs a finite score for every class: the model's are not all finite"
+    )
+
+
+def test_fedgkt_has_no_one_model() -> None:
+    made = trained(RECIPE.with_settings(["method=fedgkt", "task.limit=200"]), 1)
+    assert told(made.evaluate) == (
+        "the model could not be evaluated: evaluation.offsets is for one model, and fedgkt is measured with several: "
+        "leave it out"
+    )
