@@ -27,7 +27,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fedrolex import Axes, Examples, FedrolexError, FleetRecipe, Recipe, Run, Task, Training, Window, prepare, trace
-from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds
+from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds, with_offsets
 from fedrolex.data.cifar import Layout, read_cifar, read_class_names
 from fedrolex.data.example_proto import bytes_features
 from fedrolex.data.idx import read_idx
@@ -270,12 +270,15 @@ def read_run(data: bytes) -> None:
 
 def read_run_details(data: bytes) -> None:
     found = read_details(Run(filed("details.json", data).parent))
-    json.dumps([found, submodel_lines([{"row": "a", "submodels": submodels_over_seeds([found])}])], allow_nan=False)
+    row = {"row": "a", "submodels": submodels_over_seeds([found]), "offsets": with_offsets([found])}
+    json.dumps([found, row, submodel_lines([row])], allow_nan=False)
 
 
 def whole_details() -> list[bytes]:
     local = {"clients": [0, 3], "capacities": ["1", "1/2"], "plain": [0.5, 1], "masked": [0.25, 1.0]}
-    return [json.dumps({"submodels": {"1": 0.5, "1/2": 0.25}, "local": local}).encode(), b'{"submodels": {}}']
+    offsets = {"global_accuracy": 0.5, "rare_accuracy": 0.25, "submodels": {"1": 0.5, "1/2": 0.25}}
+    whole = {"submodels": {"1": 0.5, "1/2": 0.25}, "local": local, "offsets": offsets}
+    return [json.dumps(whole).encode(), b'{"submodels": {}}']
 
 
 def read_checkpoint(data: bytes) -> None:

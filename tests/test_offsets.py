@@ -166,6 +166,17 @@ def test_an_exported_model_has_its_own(method: str, tmp_path: Path) -> None:
     torch.testing.assert_close(program(x), done.model(x))
 
 
+def test_a_run_that_was_measured_without_is_exported_with_them(tmp_path: Path) -> None:
+    train(RECIPE.with_settings(["method=heterofl", "rounds=3", "evaluation.offsets=false"]), out=tmp_path / "run")
+    plain, offset = (
+        export(tmp_path / "run", "1/4", tmp_path / str(offsets), formats=[], windows=1, offsets=offsets)
+        for offsets in (False, True)
+    )
+    assert not isinstance(plain.model, WithOffsets)
+    assert isinstance(offset.model, WithOffsets)
+    assert bool(offset.model.class_offsets.any())
+
+
 def test_details_of_a_run_say_what_they_would_be_worth(tmp_path: Path) -> None:
     recipe = RECIPE.with_settings(["rounds=3", "evaluation.offsets=false", "callbacks=[details]"])
     done = train(recipe, out=tmp_path / "run")

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from told import told
 
-from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds
+from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds, with_offsets
 from fedrolex.cli.paper.figures import _shares
 from fedrolex.cli.paper.table import PaperTable
 from fedrolex.recipes.paper import find_cell
@@ -35,6 +35,10 @@ def test_details_are_read_in_per_cent(tmp_path: Path) -> None:
                             "masked": [100.0, 98.76]},
     }  # fmt: skip
     assert read_details(details(tmp_path, {"submodels": {}})) == {}
+    offsets = {"global_accuracy": 0.71234, "rare_accuracy": 0.5, "submodels": {"1/2": 0.6}}
+    assert read_details(details(tmp_path, {"submodels": {}, "offsets": offsets})) == {
+        "offsets": {"global": 71.23, "rare": 50.0, "submodels": {"1/2": 60.0}}
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,8 @@ def test_details_are_read_in_per_cent(tmp_path: Path) -> None:
         {"submodels": {}, "local": {**WHOLE["local"], "masked": [1]}},
         {"submodels": {}, "local": {**WHOLE["local"], "capacities": ["1"]}},
         {"submodels": {}, "local": {"clients": [0]}},
+        {"submodels": {}, "offsets": []}, {"submodels": {}, "offsets": {"global_accuracy": -0.1}},
+        {"submodels": {}, "offsets": {"global_accuracy": 0.1, "submodels": {"1": 2}}},
     ],
 )  # fmt: skip
 def test_damaged_details_are_one_line(tmp_path: Path, found: object) -> None:
@@ -65,6 +71,16 @@ def test_submodels_are_means_over_the_seeds_that_have_them() -> None:
         ("fedrolex", "65.00 ± 7.07", "40.00"),
         ("columns", "70.00", ""),
     ]
+
+
+def test_offsets_are_of_all_runs_or_none() -> None:
+    one = {"offsets": {"global": 70.0, "rare": 50.0, "submodels": {"1": 70.0, "1/2": 60.0}}}
+    other = {"offsets": {"global": 80.0, "rare": 40.0}}
+    found = with_offsets([one, other])
+    assert (found["global"]["mean"], found["rare"]["mean"], found["submodels"]["1/2"]["mean"]) == (75.0, 45.0, 60.0)
+    assert with_offsets([one, {}]) == with_offsets([]) == {}
+    row = {"row": "fedrolex", "submodels": {}, "offsets": with_offsets([one])}
+    assert submodel_lines([row]) == [("", "1", "1/2"), ("fedrolex, with offsets", "70.00", "60.00")]
 
 
 def result(seed: int, **more: Any) -> dict[str, Any]:

@@ -46,6 +46,9 @@ def export_command(
         list[str] | None,
         typer.Option("--format", help="Beside safetensors: pt2 or onnx. Repeatable.", show_default="both"),
     ] = None,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="Add an offset to every class's score, fitted on held examples.")
+    ] = False,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +59,7 @@ def export_command(
     wanted = [exact(capacity) for capacity in capacities or ()]
     folder = None if data is None else str(Path(data).absolute())
     images = _images(opened, public, folder)
-    options = Options(windows, distil or images is not None, images, steps, one_model, formats)
+    options = Options(windows, distil or images is not None, images, steps, one_model, formats, offsets)
     if out is not None:
         refuse(out)
     done = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +56,7 @@ class Options:
         steps: of the distillation.
         one_model: a part of the server's main network instead of what the method makes of a capacity, e.g. columns.
         formats: beside safetensors; None is all that can be written.
+        offsets: the model has offsets of its classes, whether the run was measured so or not.
     """
 
     windows: int = 16
@@ -64,6 +65,7 @@ class Options:
     steps: int = 500
     one_model: bool = False
     formats: Sequence[str] | None = None
+    offsets: bool = False
 
     def __post_init__(self) -> None:
         for what, number in (("windows", self.windows), ("steps", self.steps)):
@@ -114,6 +116,10 @@ class Exporter:
         say(f"reading {run}")
         found = restored(run, task, device, data)
         found.check_data()
+        training = found.training
+        if options.offsets:
+            training.measure = replace(training.measure, offsets=True)
+            training.measure.check(training.server.task)
         return cls(found, options, task, say)
 
     @property
@@ -281,6 +287,7 @@ def export(
     steps: int = 500,
     one_model: bool = False,
     formats: Sequence[str] | None = None,
+    offsets: bool = False,
     device: DeviceName = "cpu",
 ) -> Exported:
     """The model that a device of a capacity runs: chosen, calibrated, measured and written to a folder.
@@ -290,8 +297,8 @@ def export(
         capacity: one of the fleet's.
         out: a new folder; None is one in the run's.
         task: model and data, where the run was given them in Python.
-        windows, distil, public, steps, one_model, formats: see :class:`Options`.
+        windows, distil, public, steps, one_model, formats, offsets: see :class:`Options`.
         device: where it is measured and taught.
     """
-    options = Options(windows, distil, public, steps, one_model, formats)
+    options = Options(windows, distil, public, steps, one_model, formats, offsets)
     return Exporter.of(run, options, task=task, device=device)(capacity, out)
