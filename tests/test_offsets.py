@@ -39,8 +39,8 @@ class Infinite(nn.Module):
 
 
 def task(scores: Tensor, y: Tensor, test_y: Tensor | None = None) -> Task:
-    """Whose model gives these scores, for training and test examples."""
-    test = Examples(scores, y if test_y is None else test_y)
+    """Whose model gives these scores, for training examples and, from the last to the first, test examples."""
+    test = Examples(scores.flip(0), (y if test_y is None else test_y).flip(0))
     return Classification("scores", lambda scale: Given(), Examples(scores, y), test, [torch.arange(len(y))])
 
 
@@ -201,8 +201,23 @@ def test_tasks_without_classes_are_refused_before_anything_is_trained() -> None:
     )
 
 
+def test_a_server_that_has_nothing_but_test_examples_is_refused_until_it_has_others() -> None:
+    pytest.importorskip("flwr")
+    from fedrolex.flower import own_data
+
+    draw = torch.Generator().manual_seed(0)
+    some, others = (Examples(torch.randn(30, 3, generator=draw), torch.arange(3).repeat(10)) for _ in range(2))
+    measure, build = Measure(offsets=True), lambda scale: Given()
+    assert told(lambda: measure(own_data(build, some, clients=4, classes=3), Given())) == (
+        "evaluation.offsets would be fitted on the test examples: give validation examples, too"
+    )
+    ready = measure.ready(own_data(build, some, clients=4, classes=3, validation=others), Given())
+    assert isinstance(ready, WithOffsets)
+    assert torch.equal(ready.class_offsets, class_offsets(others.x, others.y))
+
+
 def test_scores_that_are_not_finite_are_one_line() -> None:
-    made = task(torch.zeros(12, 3), torch.arange(3).repeat(4))
+    made = task(torch.randn(12, 3), torch.arange(3).repeat(4))
     assert told(lambda: Measure(offsets=True)(made, Infinite())) == (
         "evaluation.offsets needs a finite score for every class: the model's are not all finite"
     )

@@ -16,6 +16,7 @@ def own_data(
     clients: int,
     client: int | None = None,
     classes: int = 0,
+    validation: Examples | None = None,
     name: str = "task",
 ) -> Task:
     """A task of which only one device's part is here.
@@ -26,6 +27,7 @@ def own_data(
         clients: how many devices there are in all.
         client: the device's number; None at the server.
         classes: how many there are, which one device need not have; real targets have none.
+        validation: examples of classes that the server holds beside those it tests on, to choose and to fit by.
         name: of the task.
     """
     if client is not None and not 0 <= client < clients:
@@ -36,4 +38,4 @@ def own_data(
         return Regression(name, build, examples, examples, parts)
     if not classes:
         raise FedrolexError("say classes=..., how many there are: one device may not have examples of all")
-    return Classification(name, build, examples, examples, parts, classes=classes)
+    return Classification(name, build, examples, examples, parts, classes=classes, validation=validation)

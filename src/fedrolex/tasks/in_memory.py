@@ -109,6 +109,11 @@ class InMemory(Task):
         """The parts in one piece."""
         return self.parts if isinstance(self.parts, Partition) else Partition.of(self.parts)
 
+    @property
+    def tests_on_training(self) -> bool:
+        """Whether the test examples are the training examples: a server of real devices has no others."""
+        return self.train.x.shape == self.test.x.shape and torch.equal(self.train.x, self.test.x)
+
     def facts(self) -> dict[str, Any]:
         """How the data was spread."""
         used = sum(len(part) for part in self.parts)

@@ -57,8 +57,12 @@ class Measure:
 
     def _offsets(self, task: Task, model: nn.Module) -> Tensor:
         self.check(task)
+        assert isinstance(task, Classification)
+        if task.validation is None and task.tests_on_training:
+            raise FedrolexError(
+                "evaluation.offsets would be fitted on the test examples: give validation examples, too"
+            )
         held = task.held_out(self.calibration)
-        assert isinstance(held, Classification)
         with evaluating(model):
             scores = held.outputs(model, held.test.x, self.batch)
         if scores.dim() != 2 or not bool(scores.isfinite().all()):
