@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
+from collections.abc import Callable, Collection
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -25,6 +27,10 @@ import torch
 from fedrolex import prepare
 from fedrolex.core.version import VERSION
 from fedrolex.recipes import find_recipe
+
+Row = dict[str, Any]
+Results = dict[str, dict[str, Row]]
+Measured = Callable[[list[str], int], Row]
 
 SETTINGS = [
     "engine=loop", "device=cpu", "compare=false", "callbacks=[]", "client.mask=zero", "task.validation=0.15",
@@ -74,7 +80,7 @@ def trained(settings: list[str], seed: int) -> dict[str, float]:
     }
 
 
-def over_seeds(settings: list[str], seeds: int) -> dict[str, Any]:
+def over_seeds(settings: list[str], seeds: int) -> Row:
     """Means over seeds, and the standard error of the validation accuracy's."""
     every = [trained(settings, seed) for seed in range(1, seeds + 1)]
     means = {name: round(mean(each[name] for each in every), 2) for name in every[0]}
@@ -82,36 +88,52 @@ def over_seeds(settings: list[str], seeds: int) -> dict[str, Any]:
     return {**means, "error": error and round(error, 2), "seeds": [round(each["validation"], 1) for each in every]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def compare(
+    doc: str | None, names: Collection[str], measured: Measured, said: Callable[[Row], str], what: str
+) -> Results:
+    """What the command line asks for: every variant on every split, shown as they are done, written in the end.
+
+    Args:
+        doc: what the program is.
+        names: of the variants that can be asked for.
+        measured: what settings come to over so many seeds.
+        said: the line of such a row.
+        what: the figures are, for the file.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--only", nargs="+", choices=names, default=list(names))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, dict[str, Any]] = {}
+    found: Results = {}
     for split in options.splits:
         found[split] = {}
         for name in options.only:
-            row = found[split][name] = over_seeds([*SETTINGS, SPLITS[split], *VARIANTS[name]], options.seeds)
-            print(
-                f"{split:5} {name:40} validation {row['validation']:5.1f} ± {row['error'] or 0:.1f}  "
-                f"test {row['test']:5.1f}  {row['gmacs']:6.1f} GMACs  {row['mib']:6.1f} MiB",
-                flush=True,
-            )
+            row = found[split][name] = measured([*SETTINGS, SPLITS[split], *VARIANTS[name]], options.seeds)
+            print(f"{split:5} {name:40} {said(row)}", flush=True)
     if options.out is not None:
         about = {
-            "what": "scikit-learn's digits, 40 clients, 5 a round, 80 rounds: means over seeds 1 to N, per cent",
-            "command": f"python benchmarks/columns.py --seeds {options.seeds}",
+            "what": f"scikit-learn's digits, 40 clients, 5 a round, 80 rounds: {what}, means over seeds 1 to N, %",
+            "command": f"python benchmarks/{Path(sys.argv[0]).name} --seeds {options.seeds}",
             "version": f"fedrolex {VERSION}, torch {torch.__version__}",
             "hardware": f"one core of {platform.machine()}",
             "settings": SETTINGS,
             "splits": SPLITS,
-            "variants": VARIANTS,
+            "variants": {name: VARIANTS[name] for name in options.only},
             "results": found,
         }
         options.out.write_text(json.dumps(about, indent=1) + "\n")
+    return found
+
+
+def main() -> None:
+    def said(row: Row) -> str:
+        shares = f"validation {row['validation']:5.1f} ± {row['error'] or 0:.1f}  test {row['test']:5.1f}"
+        return f"{shares}  {row['gmacs']:6.1f} GMACs  {row['mib']:6.1f} MiB"
+
+    found = compare(__doc__, VARIANTS, over_seeds, said, "accuracy")
     print(json.dumps({f"{s}: {name}": row["validation"] for s, rows in found.items() for name, row in rows.items()}))
 
 

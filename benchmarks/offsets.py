@@ -11,21 +11,16 @@ Ends with one flat JSON object: mean test accuracy (per cent) by split, variant 
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 from dataclasses import replace
 from math import sqrt
-from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import torch
-from columns import SETTINGS, SPLITS, VARIANTS
+from columns import Row, compare
 from torch import Tensor, nn
 
 from fedrolex import Classification, prepare
-from fedrolex.core.version import VERSION
 from fedrolex.recipes import find_recipe
 
 ROUNDS = 80
@@ -74,7 +69,7 @@ def trained(settings: list[str], seed: int) -> dict[str, float]:
     return {name: 100 * share for name, share in {**plain, **rare}.items()}
 
 
-def over_seeds(settings: list[str], seeds: int) -> dict[str, Any]:
+def over_seeds(settings: list[str], seeds: int) -> Row:
     """Means over seeds, and the mean gain of offsets with its standard error."""
     every = [trained(settings, seed) for seed in range(1, seeds + 1)]
     means = {name: round(mean(each[name] for each in every), 2) for name in every[0]}
@@ -89,39 +84,15 @@ def over_seeds(settings: list[str], seeds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
-    parser.add_argument("--only", nargs="+", choices=CHOSEN, default=list(CHOSEN))
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    found: dict[str, dict[str, Any]] = {}
-    for split in options.splits:
-        found[split] = {}
-        for name in options.only:
-            row = found[split][name] = over_seeds([*SETTINGS, SPLITS[split], *VARIANTS[name]], options.seeds)
-            print(
-                f"{split:5} {name:30} as trained {row['as trained']:5.1f}  offsets {row['offsets']:5.1f} "
-                f"({row['gain']:+.1f} ± {row['error'] or 0:.1f})  linear {row['linear']:5.1f}",
-                flush=True,
-            )
-    if options.out is not None:
-        about = {
-            "what": "scikit-learn's digits, 40 clients, 5 a round, 80 rounds: test accuracy, means over seeds 1 to N",
-            "command": f"python benchmarks/offsets.py --seeds {options.seeds}",
-            "version": f"fedrolex {VERSION}, torch {torch.__version__}",
-            "hardware": f"one core of {platform.machine()}",
-            "settings": [*SETTINGS, "task.validation=0.0"],
-            "splits": SPLITS,
-            "variants": {name: VARIANTS[name] for name in options.only},
-            "results": found,
-        }
-        options.out.write_text(json.dumps(about, indent=1) + "\n")
-    measures = ("as trained", "offsets", "linear")
-    print(
-        json.dumps({f"{s}: {n}: {m}": row[m] for s, rows in found.items() for n, row in rows.items() for m in measures})
-    )
+    def said(row: Row) -> str:
+        gain = f"{row['gain']:+.1f} ± {row['error'] or 0:.1f}"
+        return (
+            f"as trained {row['as trained']:5.1f}  offsets {row['offsets']:5.1f} ({gain})  linear {row['linear']:5.1f}"
+        )
+
+    found, measures = compare(__doc__, CHOSEN, over_seeds, said, "test accuracy"), ("as trained", "offsets", "linear")
+    flat = {f"{s}: {n}: {m}": row[m] for s, rows in found.items() for n, row in rows.items() for m in measures}
+    print(json.dumps(flat))
 
 
 if __name__ == "__main__":

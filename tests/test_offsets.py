@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, Measure, Recipe, Run, Task, Training, export, load, prepare, train
 from fedrolex.models import WithOffsets, class_offsets
+from fedrolex.runs import checkpoint
 
 LABELS = [
     "fleet.clients=10", "fleet.cohort=4", "rounds=12", "task.width=8", "task.partition={name: labels, labels: 2}",
@@ -68,15 +69,28 @@ def test_a_class_without_examples_has_none() -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.floats(0.3, 3), st.integers(0, 1000))
-def test_they_undo_what_was_added_to_a_class_whatever_the_scale(added: list[float], scale: float, seed: int) -> None:
+@given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.integers(0, 1000))
+def test_they_undo_what_was_added_to_a_class(added: list[float], seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     true = 2 * torch.randn(600, 3, generator=draw)
     y = torch.multinomial(true.softmax(1), 1, generator=draw).flatten()
     shift = torch.tensor(added)
-    found, plain = class_offsets((true - shift) / scale, y), class_offsets(true, y)
-    torch.testing.assert_close(found * scale, plain + shift - shift.mean(), atol=0.1, rtol=0)
+    found, plain = class_offsets(true - shift, y), class_offsets(true, y)
+    torch.testing.assert_close(found, plain + shift - shift.mean(), atol=0.1, rtol=0)
     assert abs(float(found.sum())) < 1e-4
+
+
+@pytest.mark.parametrize("large", [50.0, 6e4, 1e30])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_whatever_the_scores_they_are_finite_and_explain_them_no_worse(kind: torch.dtype, large: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = (torch.randn(200, 4, generator=draw) * large).clamp(-6e4 if kind is torch.float16 else -1e30).to(kind)
+    scores = scores.clamp(max=6e4) if kind is torch.float16 else scores
+    y = torch.randint(0, 4, (200,), generator=draw)
+    found = class_offsets(scores, y)
+    before, after = (nn.functional.cross_entropy((scores + each).double(), y) for each in (0 * found, found))
+    assert bool(found.isfinite().all())
+    assert float(after) <= float(before) * 1.0001 + 1e-6
 
 
 def test_scores_that_are_always_right_leave_them_finite() -> None:
@@ -128,6 +142,15 @@ def test_where_clients_hold_two_labels_they_help(method: str) -> None:
     assert found["global_accuracy"] > found["accuracy_as_trained"] + 0.01
 
 
+def test_validation_accuracy_is_of_scores_as_trained_since_offsets_are_fitted_on_these_examples() -> None:
+    recipe = RECIPE.with_settings(["method=heterofl", "rounds=6", "task.validation=0.2"])
+    found, plain = (
+        trained(recipe.with_settings([f"evaluation.offsets={offsets}"]), 6).evaluate() for offsets in ("true", "false")
+    )
+    assert found["validation_accuracy"] == plain["validation_accuracy"]
+    assert found["accuracy_as_trained"] == plain["global_accuracy"] != found["global_accuracy"]
+
+
 def test_training_does_not_see_them() -> None:
     with_them, without = trained(RECIPE, 3), trained(RECIPE.with_settings(["evaluation.offsets=false"]), 3)
     with_them.evaluate()
@@ -164,6 +187,57 @@ def test_an_exported_model_has_its_own(method: str, tmp_path: Path) -> None:
     assert torch.equal(back(x), done.model(x))
     program = torch.export.load(tmp_path / "quarter" / "model.pt2").module()
     torch.testing.assert_close(program(x), done.model(x))
+
+
+class Running(nn.Module):
+    """A norm with statistics of its own; and tensors that are called as offsets are."""
+
+    def __init__(self, width: int, named: bool) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
+        if named:
+            self.class_offsets = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.model(x)
+        return scores + self.class_offsets if "class_offsets" in self._parameters else scores
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_models_of_ones_own_come_back_as_they_were_measured(named: bool, tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(3).repeat(60)
+    x = nn.functional.one_hot(y, 4).float() + torch.randn(180, 4, generator=draw)
+    train_part, test_part = Examples(x[:120], y[:120]), Examples(x[120:], y[120:])
+    made = Task.split(lambda scale: Running(16 * scale, named), train_part, test_part, clients=6)
+    few = ["fleet.clients=6", "fleet.cohort=3", "rounds=3", "method=heterofl", "engine=loop", "device=cpu"]
+    recipe = Recipe().with_settings([*few, "evaluation.offsets=true", "callbacks=[]", "fleet.capacities=[1, 1/4]"])
+    done = train(recipe, made, out=tmp_path / "run")
+    assert torch.equal(load(tmp_path / "run", task=made)(x), done.model(x))
+    for capacity in ("1", "1/4"):
+        folder = tmp_path / capacity.replace("/", "-")
+        out = export(tmp_path / "run", capacity, folder, task=made, formats=[], windows=1)
+        back = load(folder, task=made)
+        assert not any(module.training for module in out.model.modules())
+        assert torch.equal(back(x), out.model(x))
+        right = (back(test_part.x).argmax(1) == test_part.y).double().mean()
+        assert float(right) == pytest.approx(out.report["test"]["after"])
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(9), torch.zeros(1), torch.zeros(()), torch.zeros(10).long()])
+def test_offsets_that_fit_no_model_are_refused(wrong: Tensor, tmp_path: Path) -> None:
+    train(RECIPE.with_settings(["rounds=1"]), out=tmp_path / "run")
+    path = tmp_path / "run" / "model.safetensors"
+    tensors, about = checkpoint.read(path)
+    about.pop(checkpoint.CHECKSUM, None)
+    checkpoint.write(path, {**tensors, "class_offsets": wrong}, about)
+    kept, said = checkpoint.read(tmp_path / "run" / "checkpoint.safetensors")
+    said.pop(path.name, None)
+    said.pop(checkpoint.CHECKSUM, None)
+    checkpoint.write(tmp_path / "run" / "checkpoint.safetensors", kept, said)
+    assert told(lambda: load(tmp_path / "run")) == (
+        f"{path} does not fit the run's model: look at tensor 'class_offsets'"
+    )
 
 
 def test_a_run_that_was_measured_without_is_exported_with_them(tmp_path: Path) -> None:
@@ -208,7 +282,7 @@ def test_a_server_that_has_nothing_but_test_examples_is_refused_until_it_has_oth
     draw = torch.Generator().manual_seed(0)
     some, others = (Examples(torch.randn(30, 3, generator=draw), torch.arange(3).repeat(10)) for _ in range(2))
     measure, build = Measure(offsets=True), lambda scale: Given()
-    assert told(lambda: measure(own_data(build, some, clients=4, classes=3), Given())) == (
+    assert told(lambda: measure.check(own_data(build, some, clients=4, classes=3))) == (
         "evaluation.offsets would be fitted on the test examples: give validation examples, too"
     )
     ready = measure.ready(own_data(build, some, clients=4, classes=3, validation=others), Given())
@@ -219,13 +293,14 @@ def test_a_server_that_has_nothing_but_test_examples_is_refused_until_it_has_oth
 def test_scores_that_are_not_finite_are_one_line() -> None:
     made = task(torch.randn(12, 3), torch.arange(3).repeat(4))
     assert told(lambda: Measure(offsets=True)(made, Infinite())) == (
-        "evaluation.offsets needs a finite score for every class: the model's are not all finite"
+        "evaluation.offsets needs a finite score for every class, the model's are not all finite: leave it out"
     )
 
 
 def test_fedgkt_has_no_one_model() -> None:
-    made = trained(RECIPE.with_settings(["method=fedgkt", "task.limit=200"]), 1)
-    assert told(made.evaluate) == (
-        "the model could not be evaluated: evaluation.offsets is for one model, and fedgkt is measured with several: "
-        "leave it out"
-    )
+    why = "evaluation.offsets is for one model, and fedgkt is measured with several: leave it out"
+    recipe = RECIPE.with_settings(["method=fedgkt", "task.limit=200"])
+    assert told(lambda: prepare(recipe)) == why
+    made = trained(recipe.with_settings(["evaluation.offsets=false"]), 1)
+    made.measure = replace(made.measure, offsets=True)
+    assert why in told(made.evaluate), "details of a run ask so"

@@ -24,9 +24,9 @@ def runs(table: str, setup: str, row: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda run: int(run["seed"]))
 
 
-def lines(heading: str) -> dict[str, list[float]]:
+def lines(heading: str, page: str = PAGE) -> dict[str, list[float]]:
     """The rows of the first table after a piece of text: name to every number with a decimal point, in order."""
-    below = PAGE[PAGE.index(heading) :].splitlines()
+    below = page[page.index(heading) :].splitlines()
     begin = next(at for at, line in enumerate(below) if line.startswith("|"))
     table = []
     for line in below[begin:]:
@@ -160,6 +160,22 @@ def test_the_page_of_columns_has_the_figures_of_its_benchmark() -> None:
         shares = [found[split][name]["validation"] for split in ("two", "rare", "even")]
         assert [two, rare, even] == pytest.approx(shares, abs=0.051), name
         assert (gmacs, mib) == pytest.approx((found["two"][name]["gmacs"], found["two"][name]["mib"]), abs=0.051)
+
+
+def test_the_page_of_training_has_the_figures_of_offsets() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    found = json.loads((ROOT / "results" / "offsets.json").read_text())["results"]
+    table, measures = lines("## Scores that can be compared", page), ("as trained", "offsets", "linear")
+    assert table.keys() == found["two"].keys()
+    for name in found["two"]:
+        shares = [found[split][name][measure] for split in ("two", "rare", "even") for measure in measures]
+        assert table[name] == pytest.approx(shares, abs=0.051), name
+    curves = json.loads((ROOT / "results" / "offsets_cifar10.json").read_text())["curves"]
+    table, at = lines("On CIFAR-10 (20,000 of the images", page), ("20", "50", "100", "150", "200")
+    for name, row in (("FedRolex", "fedrolex"), ("HeteroFL", "heterofl"), ("columns in turns", "columns"),
+                      ("only who can trains 1/4", "only-who-can-1-4")):  # fmt: skip
+        shares = [curves[row][measure][rounds] for rounds in at for measure in ("as_trained", "offsets")]
+        assert table[name] == pytest.approx(shares, abs=0.051), name
 
 
 def test_every_run_of_the_tables_is_asked_for_in_the_file_that_makes_them_again() -> None:

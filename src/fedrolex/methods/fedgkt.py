@@ -130,6 +130,11 @@ class FedGKT(Method):
         least = {"alpha": 0, "server_alpha": 0, "weight_decay": 0, "server_epochs": 1, "server_batch": 2}
         check_numbers("method", self, least=least, positive=("temperature", "lr"))
 
+    def check(self, setup: Setup) -> None:
+        """Several extractors stand before the server's network: there is no one model to have offsets."""
+        super().check(setup)
+        _refuse_offsets(setup.measure)
+
     def networks(self, setup: Setup) -> dict[str, Network]:
         """The server's part, for feature maps, and the edge network."""
         task, image = setup.task, setup.task.example().cpu()
@@ -208,10 +213,7 @@ class FedGKT(Method):
     @torch.no_grad()
     def evaluate(self, server: Server, measure: Measure) -> dict[str, Any]:
         """The server's network behind the extractors of a few clients that have taken part, mean over them."""
-        if measure.offsets:
-            raise FedrolexError(
-                "evaluation.offsets is for one model, and fedgkt is measured with several: leave it out"
-            )
+        _refuse_offsets(measure)
         task, module = server.classification, server.loaded()
         y, found = task.test.y, []
         for client in self.measured_clients(server):
@@ -267,3 +269,8 @@ def batches(count: int, size: int, epochs: int, device: torch.device, *key: obje
     for epoch in range(epochs):
         order = torch.from_numpy(shuffle(count, 0, "gkt", *key, epoch)).to(device)
         yield from (rows for rows in order.split(size) if len(rows) > 1 or 1 in (size, count))
+
+
+def _refuse_offsets(measure: Measure) -> None:
+    if measure.offsets:
+        raise FedrolexError("evaluation.offsets is for one model, and fedgkt is measured with several: leave it out")

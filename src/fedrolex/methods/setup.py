@@ -1,7 +1,7 @@
 """What a method makes its networks from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from fedrolex.clients import LocalTraining, Network
 from fedrolex.core import in_one_line, words
 from fedrolex.rounds import Fleet
 from fedrolex.slicing.traced_once import traced_once
-from fedrolex.tasks import Task
+from fedrolex.tasks import Measure, Task
 
 CPU = torch.device("cpu")
 
@@ -27,6 +27,7 @@ class Setup:
         seed: of all random streams.
         device: where networks are put.
         deadline: seconds a client may take, or None.
+        measure: how the model will be evaluated.
     """
 
     task: Task
@@ -36,6 +37,7 @@ class Setup:
     seed: int = 0
     device: torch.device = CPU
     deadline: float | None = None
+    measure: Measure = field(default_factory=Measure)
 
     def network(
         self, build: Callable[[], nn.Module], *key: str, example: Tensor | None = None, whole: bool = False

@@ -22,6 +22,7 @@ class WithOffsets(nn.Module):
         super().__init__()
         self.model = model
         self.register_buffer(OFFSETS, offsets)
+        self.train(model.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores ``(batch, classes)``."""
@@ -30,28 +31,26 @@ class WithOffsets(nn.Module):
 
 
 def class_offsets(scores: Tensor, targets: Tensor) -> Tensor:
-    """The offsets for which scores explain their targets best: the cross-entropy of ``scale · (scores + offsets)``.
+    """The offsets with which scores explain their targets best, by cross-entropy.
 
-    One scale for all classes is found beside, since scores are surer of examples that were trained on than of others.
-    Offsets have the mean 0. Classes of which there is no example have 0.
+    They have the mean 0; a class of which there is no example has 0.
 
     Args:
         scores: ``(n, classes)``, finite.
-        targets: ``(n,)``.
+        targets: ``(n,)``, int64.
     """
     known = targets.unique()
     x, y = scores[:, known].detach().double().cpu(), torch.searchsorted(known, targets).cpu()
-    shift, grown = (torch.zeros(size, dtype=torch.float64, requires_grad=True) for size in (len(known), 1))
-    search = torch.optim.LBFGS([shift, grown], max_iter=STEPS, line_search_fn="strong_wolfe")
+    offsets = torch.zeros(len(known), dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([offsets], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         search.zero_grad()
-        found = nn.functional.cross_entropy(x * grown.exp() + shift, y)
-        found = found + SMALL * (shift.square().mean() + grown.square().sum())
+        found = nn.functional.cross_entropy(x + offsets, y) + SMALL * offsets.square().mean()
         found.backward()
         return found
 
     with torch.enable_grad():
         search.step(loss)
-    found = (shift - shift.mean()).detach() / grown.detach().exp()
-    return torch.zeros_like(scores[0]).index_copy(0, known, found.to(scores))
+    found = (offsets - offsets.mean()).detach().to(scores.device, torch.promote_types(scores.dtype, torch.float32))
+    return found.new_zeros(scores.shape[1]).index_copy(0, known, found)

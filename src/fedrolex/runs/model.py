@@ -83,7 +83,8 @@ class Models:
         if (written or {}).get(path.name) not in (None, checkpoint.checksum(tensors, about)):
             remedy = f"put it back, or have it written again with: fedrolex resume {folder}"
             raise FedrolexError(f"{path} is not the model that this run wrote: {remedy}")
-        return filled(self._bare(capacity), tensors, _tensors, f"{path} does not fit the run's model")
+        refusal = f"{path} does not fit the run's model"
+        return filled(self._bare(capacity), tensors, _tensors, self.server.task.classes, refusal)
 
     def _bare(self, capacity: Capacity | None) -> nn.Module:
         """The model that is judged or, of a capacity, the sub-model, without statistics."""
@@ -107,17 +108,22 @@ def path_of(folder: Path, capacity: Capacity | None = None) -> Path:
 
 
 def filled(
-    bare: nn.Module, tensors: Mapping[str, Tensor], named: Callable[[nn.Module], Mapping[str, Tensor]], refusal: str
+    bare: nn.Module,
+    tensors: Mapping[str, Tensor],
+    named: Callable[[nn.Module], Mapping[str, Tensor]],
+    classes: int,
+    refusal: str,
 ) -> nn.Module:
     """A copy of a model, in evaluation mode, with the tensors of a file; refused unless they are just its own.
 
     Args:
         bare: without the statistics that its static norms, and the offsets that its classes, have in the file.
         tensors: by name; ``named`` gives a model's of the same names.
+        classes: how many scores it gives.
         refusal: how the line begins that refuses them.
     """
-    if OFFSETS in tensors and OFFSETS not in named(bare):
-        bare = WithOffsets(bare, torch.zeros_like(tensors[OFFSETS]))
+    if OFFSETS in tensors and all(f"model.{name}" in tensors for name in named(bare)):
+        bare = WithOffsets(bare, torch.zeros(classes))
     has = [n for n in static_norms(bare) if f"{n}.running_mean" in tensors and f"{n}.running_var" in tensors]
     found = {n: Moments(0, tensors[f"{n}.running_mean"], tensors[f"{n}.running_var"]) for n in has}
     model = with_statistics(bare, found) if found else copy.deepcopy(bare).eval()

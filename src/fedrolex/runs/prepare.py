@@ -45,9 +45,10 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     if held != fleet.clients:
         remedy = f"set fleet.clients to {held}"
         raise FedrolexError(f"the task has data for {held} clients, the fleet has {fleet.clients}: {remedy}")
-    recipe.evaluation.check(task)
     method, scale = recipe.method, recipe.fleet.server_scale
-    setup = Setup(moved, fleet, LocalTraining(**asdict(recipe.client)), scale, recipe.seed, device, recipe.deadline)
+    client, measure = LocalTraining(**asdict(recipe.client)), recipe.evaluation
+    setup = Setup(moved, fleet, client, scale, recipe.seed, device, recipe.deadline, measure)
+    measure.check(task)
     with calling(method, "check"):
         method.check(setup)
     with calling(method, "work"):
@@ -62,7 +63,7 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
         engine,
         recipe.quorum,
         recipe.deadline,
-        recipe.evaluation,
+        measure,
         [*told, *callbacks],
         WeightMean(recipe.mean_over),
     )

@@ -125,14 +125,15 @@ class Classification(InMemory):
             shape = tuple(self.test.y.shape)
             raise FedrolexError(f"targets of test are {shape}: accuracy is measured of one class an example")
         with evaluating(model):
-            outputs = self.outputs(model, self.test.x, batch)
+            inner = model.model if isinstance(model, WithOffsets) else model
+            plain = self.outputs(inner, self.test.x, batch)
+            outputs = plain + model.class_offsets if isinstance(model, WithOffsets) else plain
             found: dict[str, Any] = {"loss": float(self.loss(outputs, self.test.y))}
             found |= self._accuracies(model, outputs, apart)
             if isinstance(model, WithOffsets):
-                plain = (outputs - model.class_offsets).argmax(-1)
-                found["accuracy_as_trained"] = float((plain == self.test.y).double().mean())
+                found["accuracy_as_trained"] = float((plain.argmax(-1) == self.test.y).double().mean())
             if self.validation is not None:
-                scores = self.outputs(model, self.validation.x, batch)
+                scores = self.outputs(inner, self.validation.x, batch)  # offsets were fitted on these
                 found["validation_accuracy"] = float((scores.argmax(-1) == self.validation.y).double().mean())
             found |= measured(metrics or {}, outputs, self.test.y, found)
         return found

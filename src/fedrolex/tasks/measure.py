@@ -52,22 +52,24 @@ class Measure:
 
     def check(self, task: Task) -> None:
         """Raise, in one line, where a task's models cannot be measured so."""
-        if self.offsets and not isinstance(task, Classification):
+        if not self.offsets:
+            return
+        if not isinstance(task, Classification):
             raise FedrolexError(f"evaluation.offsets is for tasks of classes, not for {task.name}: leave it out")
+        if task.validation is None and task.tests_on_training:
+            remedy = "give validation examples, too"
+            raise FedrolexError(f"evaluation.offsets would be fitted on the test examples: {remedy}")
 
     def _offsets(self, task: Task, model: nn.Module) -> Tensor:
         self.check(task)
-        assert isinstance(task, Classification)
-        if task.validation is None and task.tests_on_training:
-            raise FedrolexError(
-                "evaluation.offsets would be fitted on the test examples: give validation examples, too"
-            )
         held = task.held_out(self.calibration)
+        assert isinstance(held, Classification)
         with evaluating(model):
             scores = held.outputs(model, held.test.x, self.batch)
         if scores.dim() != 2 or not bool(scores.isfinite().all()):
             what = "not all finite" if scores.dim() == 2 else f"{tuple(scores.shape)}"
-            raise FedrolexError(f"evaluation.offsets needs a finite score for every class: the model's are {what}")
+            needed = "evaluation.offsets needs a finite score for every class"
+            raise FedrolexError(f"{needed}, the model's are {what}: leave it out")
         return class_offsets(scores, held.test.y)
 
     def __call__(self, task: Task, model: nn.Module) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedrolex.core import FedrolexError
 from fedrolex.core.threads import spread_over, threads_for
-from fedrolex.models import WithOffsets
+from fedrolex.models import WithOffsets, evaluating
 from fedrolex.recipes import Recipe
 from fedrolex.runs.environment import environment
 from fedrolex.runs.exports.candidates import Candidate, calibrated, candidates, score_of
@@ -224,7 +224,7 @@ class Exporter:
                 "first_dimension": BATCH,
                 **_pixels(server.task),
             },
-            "output": {"name": OUTPUT, "shape": list(plain(example).shape[1:])},
+            "output": {"name": OUTPUT, "shape": self._shape(plain, example)},
             **_class_names(server.task),
             "run": str(self.found.run.folder),
             "rounds": server.round,
@@ -239,6 +239,12 @@ class Exporter:
         write_export(folder, plain, about, files)
         if about["module"] is not None:
             read_export(folder, self.task)
+
+    @staticmethod
+    def _shape(model: nn.Module, example: Tensor) -> list[int]:
+        """Of an example's output."""
+        with evaluating(model):
+            return list(model(example).shape[1:])
 
     def _scale(self, recipe: Recipe) -> int:
         """How many times wider than the task's the main network is: some methods build it in its own width."""

@@ -111,6 +111,13 @@ def rebuild(described: Mapping[str, Any], source: NetworkSource) -> nn.Module:
     return module if window == WHOLE else trace(module, source.example(module)).cut(module, window)
 
 
+def _scores(shape: Any) -> int:
+    """How many scores a model of this output shape gives."""
+    if not isinstance(shape, list) or any(type(size) is not int for size in shape):
+        raise FedrolexError(f"an output's shape is {reprlib.repr(shape)}: give whole numbers")
+    return min(max(0, shape[-1]), MOST_VALUES) if shape else 0
+
+
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and all buffers, also those that no state dict has; tied ones once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -183,7 +190,8 @@ def read_export(folder: Path, task: Task | None = None) -> nn.Module:
         with in_one_line("it is damaged"):
             given = about["input"]
             source = NetworkSource(Recipe.decode(about["recipe"]), task, about["scale"], given["shape"], given["dtype"])
-            bare = rebuild(about["module"], source)
+            bare, classes = rebuild(about["module"], source), _scores(about["output"]["shape"])
     except FedrolexError as error:
         raise FedrolexError(f"{folder / ABOUT} cannot be used: {error}") from error
-    return filled(bare, tensors, named_tensors, f"{path} does not fit the model that {ABOUT} describes")
+    refusal = f"{path} does not fit the model that {ABOUT} describes"
+    return filled(bare, tensors, named_tensors, classes, refusal)
