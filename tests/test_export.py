@@ -234,6 +234,15 @@ def test_a_run_of_one_width_gives_its_model(tmp_path: Path) -> None:
         assert torch.equal(load(made.folder)(x), made.model(x))
 
 
+def test_the_whole_of_a_traced_model_comes_back(tmp_path: Path) -> None:
+    """Its norms are other modules than the model's, which it was rebuilt as."""
+    run = trained(tmp_path / "run", *NORMS, "method=heterofl", "rounds=1")
+    made = export(run.folder, "1", tmp_path / "whole", windows=1, formats=())
+    x = images(run)
+    with torch.no_grad():
+        assert torch.equal(load(made.folder)(x), made.model(x))
+
+
 class Own(nn.Module):
     """A model of one's own, cut as its traced graph."""
 

@@ -50,7 +50,7 @@ def describe(model: nn.Module, server: Server) -> dict[str, Any] | None:
         seen = None if model.seen is None else model.seen.tolist()
         return None if None in parts else {"row": parts, "seen": seen}
     if WINDOW in vars(model):
-        return {"network": None, "window": vars(model)[WINDOW].encode()}
+        return {"network": None, "window": vars(model)[WINDOW].encode(), "cut": True}
     names = [name for name, network in server.networks.items() if network.module is model]
     own = names and model is not server.main.module
     return {"network": names[0] if own else None, "window": {}} if names else None
@@ -108,7 +108,8 @@ def rebuild(described: Mapping[str, Any], source: NetworkSource) -> nn.Module:
         columns = [rebuild(part, source) for part in described["row"]]
         return ColumnModel(columns, None if seen is None else torch.tensor(seen, dtype=torch.bool))
     module, window = source.network(described["network"]), Window.decode(described["window"])
-    return module if window == WHOLE else trace(module, source.example(module)).cut(module, window)
+    cut = described.get("cut", window != WHOLE)  # what is cut may be of other modules, even where it is the whole
+    return trace(module, source.example(module)).cut(module, window) if cut else module
 
 
 def _scores(shape: Any) -> int:
