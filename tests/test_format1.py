@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bits import same_bits, together
 from told import told
-from torch import Tensor
 
 from fedrolex import FedrolexError, Recipe, Run, Training, prepare
 from fedrolex.clients import MODEL
@@ -23,32 +21,16 @@ GOLDEN = Path(__file__).parent / "golden"
 RESUMED = json.loads((GOLDEN / "resumed.json").read_text())
 
 
-def digest(tensors: Iterable[Tensor]) -> str:
-    """A hash of a set of tensors, whatever their names."""
-    found = set()
-    for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous()
-        head = f"{tuple(plain.shape)} {plain.dtype}".encode()
-        found.add(hashlib.sha256(head + plain.numpy().tobytes()).hexdigest()[:16])
-    return hashlib.sha256("".join(sorted(found)).encode()).hexdigest()[:16]
-
-
 def hashes(training: Training) -> dict[str, str]:
     """Hashes of the main network, of what the method remembers, and of what clients keep."""
     server = training.server
     own = [s for s in server.state if s not in server.networks and "@" not in s and s != "first"]
     kept = [] if server.clients is None else [server.clients.get(c) or {} for c in range(server.fleet.clients)]
     return {
-        "model": digest(server.state[MODEL].values()),
-        "memory": digest(tensor for section in own for tensor in server.state[section].values()),
-        "clients": digest(tensor for tensors in kept for tensor in tensors.values()),
+        "model": together(server.state[MODEL].values()),
+        "memory": together(tensor for section in own for tensor in server.state[section].values()),
+        "clients": together(tensor for tensors in kept for tensor in tensors.values()),
     }
-
-
-def same_machine() -> bool:
-    """Whether bits can be the same as where the runs were written."""
-    about = RESUMED["about"]
-    return (about["torch"], about["cpu"]) == (torch.__version__, torch.backends.cpu.get_cpu_capability())
 
 
 @pytest.mark.parametrize("case", RESUMED["cases"])
@@ -63,7 +45,7 @@ def test_a_run_of_0_1_0_goes_on(case: str, tmp_path: Path) -> None:
     run.go(training)
     wanted = RESUMED["cases"][case]
     row = {key: run.rows()[2][key] for key in wanted["row"]}
-    if same_machine():
+    if same_bits(RESUMED["about"]):
         assert hashes(training) == wanted["resumed"]
         assert row == wanted["row"]
     else:

@@ -7,17 +7,14 @@ Bits depend on PyTorch and on the processor: elsewhere, losses and accuracies ar
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from bits import same_bits, together
 from torch import Tensor
-from torch.nn.functional import conv2d, cross_entropy
 
 from fedrolex import Recipe, Run, Training, prepare
 from fedrolex.slicing.windows import WHOLE
@@ -33,17 +30,6 @@ CORRECTED = {
     "dsfl-families": {"bytes_up": "clients send probabilities, not the numbers of examples"},
 }
 """Metrics that 0.1.0 got wrong, by case, and why."""
-
-
-def digest(tensor: Tensor) -> str:
-    """A hash of a tensor's shape, type and bits."""
-    tensor = tensor.detach().cpu().contiguous()
-    return hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode() + tensor.numpy().tobytes()).hexdigest()[:16]
-
-
-def together(tensors: Iterable[Tensor]) -> str:
-    """A hash of a set of tensors, whatever their names and their order."""
-    return hashlib.sha256("".join(sorted({digest(tensor) for tensor in tensors})).encode()).hexdigest()[:16]
 
 
 def hashes(training: Training) -> dict[str, str]:
@@ -64,21 +50,6 @@ def hashes(training: Training) -> dict[str, str]:
     }
 
 
-def arithmetic() -> str:
-    """A hash of a small network's gradients: machines that agree here compute the same bits."""
-    draw = torch.Generator().manual_seed(0)
-    x, first, last = (torch.randn(*shape, generator=draw) for shape in ((16, 1, 8, 8), (8, 1, 3, 3), (512, 10)))
-    first.requires_grad_(), last.requires_grad_()
-    loss = cross_entropy(conv2d(x, first, padding=1).tanh().flatten(1) @ last, torch.arange(16) % 10)
-    return together(torch.autograd.grad(loss, (first, last)))
-
-
-def same_bits() -> bool:
-    """Whether this machine computes the bits of the one that the hashes are from."""
-    here = [torch.__version__, torch.backends.cpu.get_cpu_capability(), arithmetic()]
-    return here == [GOLDEN["about"][what] for what in ("torch", "cpu", "arithmetic")]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_as_version_0_1_0(case: str, tmp_path: Path) -> None:
     recipe = Recipe(device="cpu", callbacks=["drift"]).with_settings([*GOLDEN["base"], *CASES[case]["settings"]])
@@ -91,7 +62,7 @@ def test_the_same_as_version_0_1_0(case: str, tmp_path: Path) -> None:
     assert len(rows) == 3
     for row, wanted in zip(rows, CASES[case]["rows"], strict=True):
         keys = wanted.keys() - CORRECTED.get(case, {}).keys()
-        if same_bits():
+        if same_bits(GOLDEN["about"]):
             assert {key: row[key] for key in keys} == {key: wanted[key] for key in keys}
         else:
             exact = keys & {"round", "clients", "dropped", "void", "bytes_down", "bytes_up", "statistics"}
@@ -100,7 +71,7 @@ def test_the_same_as_version_0_1_0(case: str, tmp_path: Path) -> None:
                 assert row[key] == pytest.approx(wanted[key], rel=0.05), key
             for key in (key for key in keys if "accuracy" in key):
                 assert row[key] == pytest.approx(wanted[key], abs=0.1), key
-    if same_bits():
+    if same_bits(GOLDEN["about"]):
         assert hashes(training) == CASES[case]["hashes"]
 
 

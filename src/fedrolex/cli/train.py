@@ -22,12 +22,12 @@ from fedrolex.cli.results import draw, show_results, still_rising, verdict
 from fedrolex.cli.seeds import over_seeds, read_seeds
 from fedrolex.core import ENGINES, FedrolexError
 from fedrolex.core.allocator import keep_memory
+from fedrolex.core.device import pick_device
 from fedrolex.recipes import Recipe, find_recipe
 from fedrolex.runs import Run, prepare
 from fedrolex.runs.prepare import beside
 from fedrolex.runs.side_by_side import QUEUES, ReadyRun, side_by_side
 from fedrolex.runs.standing import standing
-from fedrolex.runs.training import pick_device
 from fedrolex.tasks.metrics import short
 
 QUICKSTART = "digits"

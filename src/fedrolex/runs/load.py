@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from fedrolex.core import FedrolexError
+from fedrolex.core.device import pick_device
 from fedrolex.rounds import ClientStates
 from fedrolex.runs import checkpoint, format1
 from fedrolex.runs.exports.folder import is_export, read_export
 from fedrolex.runs.model import Models
 from fedrolex.runs.prepare import prepare
 from fedrolex.runs.run import Run, same_data
-from fedrolex.runs.training import Training, pick_device
+from fedrolex.runs.training import Training
 from fedrolex.slicing import Capacity
 from fedrolex.tasks import Task
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedrolex.clients import LocalTraining, Origin
 from fedrolex.core import CALLBACKS, ENGINES, FedrolexError, in_one_line
+from fedrolex.core.device import pick_device
 from fedrolex.data.where import data_folder
 from fedrolex.engines.gpu.precision import use_tf32
 from fedrolex.methods import Setup
@@ -23,7 +24,7 @@ from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.hooks import calling, networks_of
 from fedrolex.runs.model import Models
 from fedrolex.runs.run import UNNAMED, Progress, Run
-from fedrolex.runs.training import Training, pick_device
+from fedrolex.runs.training import Training
 from fedrolex.slicing import Axes, Capacity, one_line
 from fedrolex.tasks import Classification, Task
 

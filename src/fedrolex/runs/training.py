@@ -391,12 +391,3 @@ def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
 def label(engine: Engine) -> str:
     """What an engine is called in reports."""
     return str(getattr(engine, "label", None) or ENGINES.name_of(type(engine)))
-
-
-def pick_device(name: str) -> torch.device:
-    """``auto`` is a GPU where there is one."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise FedrolexError("device is cuda, but there is no CUDA device here: use cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)

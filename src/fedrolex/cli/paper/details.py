@@ -24,7 +24,7 @@ def read_details(run: Run) -> Row:
         return {}
     try:
         found = json.loads(path.read_text())
-        submodels = _submodels(found)
+        submodels = _submodels(found["submodels"])
         local = _local(found["local"]) if "local" in found else {}
         offsets = _offsets(found["offsets"]) if "offsets" in found else {}
     except (FedrolexError, *DAMAGED) as error:
@@ -33,15 +33,15 @@ def read_details(run: Run) -> Row:
     return {name: each for name, each in read.items() if each}
 
 
-def _submodels(found: Mapping[str, Any]) -> Row:
-    return {str(exact(capacity)): _percent(share) for capacity, share in found["submodels"].items()}
+def _submodels(shares: Mapping[str, float]) -> Row:
+    return {str(exact(capacity)): _percent(share) for capacity, share in shares.items()}
 
 
 def _offsets(found: Mapping[str, Any]) -> Row:
     """With offsets of classes: ``global``, ``rare`` where some are, ``submodels``."""
     rare = {"rare": _percent(found["rare_accuracy"])} if "rare_accuracy" in found else {}
-    submodels = {"submodels": _submodels(found)} if found.get("submodels") else {}
-    return {"global": _percent(found["global_accuracy"]), **rare, **submodels}
+    submodels = _submodels(found.get("submodels", {}))
+    return {"global": _percent(found["global_accuracy"]), **rare, **({"submodels": submodels} if submodels else {})}
 
 
 def _local(found: Mapping[str, Any]) -> Row:
