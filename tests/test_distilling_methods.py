@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,6 +21,44 @@ from fedrolex.models.represented import TOP
 from fedrolex.recipes.recipe import Recipe
 from fedrolex.runs.prepare import prepare
 from fedrolex.runs.training import LATE, Training
+
+# --- public examples ---
+
+TEACH = {
+    "fedbe": ["method=fedbe", "method.samples=1", "method.epochs=1"],
+    "feddf": ["method=feddf", "method.steps=3", "method.judge_every=3"],
+    "fedet": ["method=fedet", "method.steps=3"],
+}
+
+
+@pytest.mark.parametrize("method", TEACH)
+def test_a_round_looks_at_so_many_public_examples(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn anew in every round; all of them where that is as many as there are."""
+    seen: list[Tensor] = []
+    plain = Public.batches
+
+    def batches(self: Public, size: int, steps: int, purpose: str) -> Iterator[Tensor]:
+        seen.append(self.inputs)
+        return plain(self, size, steps, purpose)
+
+    monkeypatch.setattr(Public, "batches", batches)
+    made = small(*TEACH[method], "method.examples=20")
+    states(made, 2)
+    public = made.server.classification.public
+    assert public is not None
+    drawn = {tuple(x.flatten(1).sum(1).tolist()) for x in seen}
+    assert {len(x) for x in seen} == {20}
+    assert len(drawn) == 2  # two rounds
+    every, null = (states(small(*TEACH[method], f"method.examples={n}"), 1) for n in (len(public), "null"))
+    assert all(torch.equal(tensor, null[name]) for name, tensor in every.items())
+
+
+@pytest.mark.parametrize("method", TEACH)
+@pytest.mark.parametrize("examples", ["1", "2.5", "true"])
+def test_one_public_example_is_refused(method: str, examples: str) -> None:
+    with pytest.raises(FedrolexError, match=r"method\.examples"):
+        small(f"method={method}", f"method.examples={examples}")
+
 
 # --- FedBE ---
 

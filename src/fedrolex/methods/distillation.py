@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.clients import MODEL, Tensors
-from fedrolex.core import shuffle, words
+from fedrolex.core import FedrolexError, sample, shuffle, words
 from fedrolex.models import collect, evaluating, static_norms, with_statistics
-from fedrolex.rounds import Round, State
+from fedrolex.rounds import Round, Server, State
 from fedrolex.slicing import Window
 
 AT_ONCE = 500
@@ -90,14 +90,29 @@ class Group:
         return scores(self.load(tensors), inputs)
 
 
+def check_examples_a_round(examples: int | None) -> None:
+    """Raise, in one line, unless a setting ``examples`` is null or a whole number that norms can be trained on."""
+    if examples is not None and (type(examples) is not int or examples < 2):
+        raise FedrolexError(f"method.examples is {examples!r}: give a whole number of at least 2, or null for all")
+
+
+def public_rows(server: Server, round: int, examples: int | None) -> Tensor:
+    """Which public examples a round is about, int64, ascending: so many, drawn anew, or all that there are."""
+    public = server.classification.public
+    count = 0 if public is None else len(public)
+    found = sample(count, count if examples is None else min(examples, count), server.seed, "public", round)
+    return torch.from_numpy(found).to(server.device)
+
+
 @contextmanager
-def teaching(round: Round) -> Iterator[Public]:
-    """The round's public examples; inside, models draw from the server's stream of the round."""
-    task = round.server.classification
+def teaching(round: Round, examples: int | None = None) -> Iterator[Public]:
+    """The round's public examples, so many or all; inside, models draw from the server's stream of the round."""
+    server, task = round.server, round.server.classification
     assert task.public is not None
+    rows = public_rows(server, round.number, examples)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(words(1, round.server.seed, "server", round.number)[0] >> 1))
-        yield Public(task.inputs(task.public.x), round.server.seed, round.number)
+        torch.manual_seed(int(words(1, server.seed, "server", round.number)[0] >> 1))
+        yield Public(task.inputs(task.public.x[rows]), server.seed, round.number)
 
 
 def scores(module: nn.Module, inputs: Tensor, statistics_of: Tensor | None = None) -> Tensor:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit, copied
-from fedrolex.core import FedrolexError, check_numbers, sample, shuffle, words
-from fedrolex.methods.distillation import scores
+from fedrolex.core import FedrolexError, check_numbers, shuffle, words
+from fedrolex.methods.distillation import public_rows, scores
 from fedrolex.methods.families import Families
 from fedrolex.methods.method import adding, size
 from fedrolex.methods.needs import Needs
@@ -99,7 +99,7 @@ class DSFL(Families):
 
     def begin(self, server: Server) -> State:
         """Clients begin with the server's first model; nothing is labelled yet."""
-        count, device = len(self.chosen(server, 0)), server.device
+        count, device = len(public_rows(server, 0, self.examples)), server.device
         none = torch.full((count,), -1, dtype=torch.int64, device=device)
         labels = torch.zeros(count, server.task.classes, device=device)
         return {FIRST: copied(server.state[MODEL]), LAST: {"ids": none, "labels": labels}}
@@ -111,7 +111,7 @@ class DSFL(Families):
 
     def send(self, server: Server, job: Job) -> Mapping[str, Tensors]:
         """Last round's labels, and the examples to label now."""
-        return {LAST: server.state[LAST], NOW: {"ids": self.chosen(server, server.round)}}
+        return {LAST: server.state[LAST], NOW: {"ids": public_rows(server, server.round, self.examples)}}
 
     @adding
     def take(self, round: Round, upload: Upload) -> None:
@@ -126,17 +126,10 @@ class DSFL(Families):
         """Make the labels, teach the server's model."""
         server, task = round.server, round.server.classification
         assert task.public is not None
-        ids, labels = self.chosen(server, round.number), self.together(round.notes["said"])
+        ids, labels = public_rows(server, round.number, self.examples), self.together(round.notes["said"])
         module = server.loaded()
         self.learn(module, task.inputs(task.public.x[ids]), labels, server.seed, round.number, "server")
         return {MODEL: copied(server.main.axes.state(module)), LAST: {"ids": ids, "labels": labels}}
-
-    def chosen(self, server: Server, round: int) -> Tensor:
-        """Which public examples are labelled in a round, int64, ascending."""
-        public = server.classification.public
-        count = 0 if public is None else len(public)
-        found = sample(count, min(self.examples, count), server.seed, "public", round)
-        return torch.from_numpy(found).to(server.device)
 
     def together(self, every: Sequence[Tensor]) -> Tensor:
         """The labels that clients' probabilities ``(n, classes)`` make, with less entropy."""

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import update_bn
 
 from fedrolex.clients import MODEL, Tensors, Upload, copied
 from fedrolex.core import check_numbers, words
-from fedrolex.methods.distillation import AT_ONCE, Group, Public, teaching
+from fedrolex.methods.distillation import AT_ONCE, Group, Public, check_examples_a_round, teaching
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
 from fedrolex.methods.settings import Weighted, Weighting
@@ -37,6 +37,7 @@ class FedBE(OneSize, Weighted):
         concentration: of the Dirichlet distribution.
         spread: by what the released form multiplies standard deviations.
         sharpen: exponent 1 / T of the teachers' mean probabilities.
+        examples: public examples a round, drawn anew; null is all of them, as the authors have it.
         epochs, batch, lr, momentum, weight_decay: of teaching, by SGD.
         by_class: the loss is the mean over examples *and* classes, as in the authors' code.
         average_from, average_every: steps from and at which weights are averaged; none in a teaching that is shorter.
@@ -48,6 +49,7 @@ class FedBE(OneSize, Weighted):
     concentration: float = 1.0
     spread: float = 0.1
     sharpen: float = 2.0
+    examples: int | None = None
     epochs: int = 20
     batch: int = 128
     lr: float = 1e-3
@@ -60,6 +62,7 @@ class FedBE(OneSize, Weighted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_examples_a_round(self.examples)
         least = {"samples": 0, "spread": 0, "epochs": 0, "batch": 2, "lr": 0, "momentum": 0, "weight_decay": 0,
                  "average_from": 1, "average_every": 1}  # fmt: skip
         check_numbers("method", self, least=least, positive=("concentration", "sharpen"))
@@ -76,7 +79,7 @@ class FedBE(OneSize, Weighted):
             return new
         server, window = round.server, round.plan.jobs[0].window
         group = Group.of(round, new, MODEL, window)
-        with teaching(round) as public:
+        with teaching(round, self.examples) as public:
             teachers = [group.average, *self.drawn(group, server.seed, round.number), *group.uploads]
             target = self.together(group.scores(each, public.inputs).softmax(1) for each in teachers)
             taught = self.taught(group, target, public)

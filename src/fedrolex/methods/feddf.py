@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, copied
 from fedrolex.core import check_numbers
-from fedrolex.methods.distillation import Group, Public, scores, teaching
+from fedrolex.methods.distillation import Group, Public, check_examples_a_round, scores, teaching
 from fedrolex.methods.model_per_capacity import ModelPerCapacity
 from fedrolex.methods.needs import Needs
 from fedrolex.rounds import Round, Server, State
@@ -24,6 +24,7 @@ class FedDF(ModelPerCapacity):
     """Every capacity has a model of its own; the server's model is that of the largest.
 
     Attributes:
+        examples: public examples a round, drawn anew; null is all of them, as the authors have it.
         steps: most steps for one average; the authors have 10,000.
         batch, lr: of Adam, its rate annealed to 0 along a cosine over ``steps``.
         temperature: divides logits on both sides.
@@ -32,6 +33,7 @@ class FedDF(ModelPerCapacity):
         patience: steps without progress after which teaching ends; the authors have 1000.
     """
 
+    examples: int | None = None
     steps: int = 500
     batch: int = 64
     lr: float = 1e-3
@@ -43,6 +45,7 @@ class FedDF(ModelPerCapacity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_examples_a_round(self.examples)
         least = {"steps": 0, "batch": 2, "judge_every": 1, "patience": 1}
         check_numbers("method", self, least=least, positive=("lr", "temperature", "clip"))
 
@@ -54,7 +57,7 @@ class FedDF(ModelPerCapacity):
             assert task.validation is not None
             held, y = task.inputs(task.validation.x), task.validation.y
             groups = self.groups(round, new)
-            with teaching(round) as public:
+            with teaching(round, self.examples) as public:
                 target = self.target(groups.values(), public.inputs)
                 taught = {level: self.taught(g, target, public, held, y, str(level)) for level, g in groups.items()}
             new = self.replaced(round, new, taught)

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from fedrolex.clients import MODEL, Network, copied
 from fedrolex.core import FedrolexError, check_numbers
-from fedrolex.methods.distillation import Public, teaching
+from fedrolex.methods.distillation import Public, check_examples_a_round, teaching
 from fedrolex.methods.model_per_capacity import ModelPerCapacity
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
@@ -50,11 +50,13 @@ class FedET(ModelPerCapacity):
     Attributes:
         diversity: λ, how much clients count that do not agree.
         confident: weigh clients by the variance of their logits; otherwise all alike.
+        examples: public examples a round, drawn anew; null is all of them.
         steps, batch, lr, momentum: of SGD on the server's model.
     """
 
     diversity: float = 0.05
     confident: bool = True
+    examples: int | None = None
     steps: int = 128
     batch: int = 64
     lr: float = 0.005
@@ -63,6 +65,7 @@ class FedET(ModelPerCapacity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_examples_a_round(self.examples)
         least = {"diversity": 0, "steps": 0, "batch": 2, "momentum": 0}
         check_numbers("method", self, least=least, positive=("lr",))
 
@@ -88,7 +91,7 @@ class FedET(ModelPerCapacity):
         top = {name: torch.stack([upload[name] for _, upload in uploads]).mean(0) for name in TOP}
         axes, module = server.main.axes, server.main.module
         axes.load(module, {**round.state[MODEL], **top})
-        with teaching(round) as public:
+        with teaching(round, self.examples) as public:
             if self.steps:
                 said = [group.scores(upload, public.inputs) for group, upload in uploads]
                 self.teach(module, public, self.consensus(said))
