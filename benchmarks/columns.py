@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fedrolex import prepare
-from fedrolex.core.version import VERSION
+from fedrolex.core.version import code_version
 from fedrolex.recipes import find_recipe
 
 Row = dict[str, Any]
@@ -117,7 +117,7 @@ def compare(
         about = {
             "what": f"scikit-learn's digits, 40 clients, 5 a round, 80 rounds: {what}, means over seeds 1 to N, %",
             "command": f"python benchmarks/{Path(sys.argv[0]).name} --seeds {options.seeds}",
-            "version": f"fedrolex {VERSION}, torch {torch.__version__}",
+            "version": f"fedrolex {code_version()}, torch {torch.__version__}",
             "hardware": f"one core of {platform.machine()}",
             "settings": SETTINGS,
             "splits": SPLITS,

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from fedrolex.core.version import VERSION
+from fedrolex.core.version import code_version
 
 
 def environment() -> dict[str, Any]:
     """Code, libraries and machine."""
     return {
-        "fedrolex": VERSION,
+        "fedrolex": code_version(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.machine(),

@@ -15,7 +15,7 @@ from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_o
 from fedrolex.cli.paper.figures import draw_along, draw_local, draw_traffic, has_local
 from fedrolex.cli.seeds import number, spread
 from fedrolex.core import FedrolexError
-from fedrolex.core.version import VERSION
+from fedrolex.core.version import code_version
 from fedrolex.recipes.paper import Cell
 from fedrolex.recipes.recipe import FREE, Recipe
 from fedrolex.runs import Run
@@ -105,7 +105,7 @@ class PaperTable:
     @property
     def found(self) -> dict[str, Any]:
         """All of it, as it is written."""
-        return {"command": self.command, "title": self.title, "version": VERSION, "cells": self.rows}
+        return {"command": self.command, "title": self.title, "version": code_version(), "cells": self.rows}
 
     def show(self, screen: Console) -> None:
         """The table on the screen, a part for every data set."""
@@ -117,7 +117,7 @@ class PaperTable:
 
     def write(self) -> list[Path]:
         """The results as JSON and as Markdown; the files."""
-        text = [f"# {self.title}", "", f"`{self.command}`, fedrolex {VERSION}", ""]
+        text = [f"# {self.title}", "", f"`{self.command}`, fedrolex {code_version()}", ""]
         for setup, lines, (heading, *submodels) in self._parts():
             text += [f"## {setup}", "", *_markdown(HEADINGS, lines)]
             text += [f"{SUBMODELS[0].upper()}{SUBMODELS[1:]}:", "", *_markdown(heading, submodels)] if submodels else []
