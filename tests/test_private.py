@@ -202,6 +202,7 @@ def test_noise_on_devices_is_nobodys_to_know() -> None:
         (["method.noise=-1"], "method.noise"),
         (["method.quantile=0.5", "method.noise=1"], "count_noise"),
         (["fleet.stratified=true"], "draw every client by itself"),
+        (["fleet.balanced=true"], "fleet.balanced is true: private averages draw every client by itself"),
     ],
 )
 def test_what_would_tell_more_is_refused(settings: list[str], said: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -372,34 +371,6 @@ def test_availability_by_chance_and_by_trace() -> None:
     assert [m.client for m in traced.members(3)] == [1, 2]
     able = Fleet(clients=10, cohort=10).members(0, able=Fraction(1, 4))
     assert {m.client % 5 for m in able} == {0, 1, 2}
-
-
-def test_stratified_cohorts_have_every_size_in_its_share() -> None:
-    fleet = Fleet(clients=100, cohort=12, stratified=True, seed=5)
-    rounds = [fleet.members(round) for round in range(200)]
-    counts = [Counter(member.capacity for member in members) for members in rounds]
-    assert all(len(members) == 12 and min(count[level] for level in fleet.levels) >= 2 for members, count in
-               zip(rounds, counts, strict=True))  # fmt: skip
-    met = Counter(member.client for members in rounds for member in members)
-    assert len(met) == 100, "nobody is left out"
-    assert max(met.values()) < 3 * min(met.values())
-    assert any(count[fleet.levels[0]] > 2 for count in counts), "the rest is drawn as it comes"
-
-
-def test_stratified_cohorts_of_those_who_can_and_of_those_who_are_there() -> None:
-    fleet = Fleet(clients=100, cohort=10, stratified=True)
-    able = Counter(member.capacity for member in fleet.members(0, able=Fraction(1, 2)))
-    assert able == {Fraction(1): 5, Fraction(1, 2): 5}
-    there = Fleet(clients=10, cohort=5, stratified=True, availability=[[0, 5, 1, 6, 2]])  # none of 1/8 and 1/16
-    assert [member.client for member in there.members(0)] == [0, 1, 2, 5, 6], "places that nobody takes go to others"
-    income = Fleet(clients=200, cohort=20, shares=["0.06", "0.10", "0.11", "0.18", "0.55"], stratified=True)
-    for round in range(20):
-        found = Counter(member.capacity for member in income.members(round))
-        assert [found[level] >= least for level, least in zip(income.levels, (1, 2, 2, 3, 11), strict=True)] == [
-            True
-        ] * 5
-    drawn = Fleet(clients=50, cohort=10, redrawn=True, stratified=True)
-    assert set(Counter(member.capacity for member in drawn.members(3)).values()) == {2}
 
 
 def test_weights_by_samples_work_for_every_method() -> None:

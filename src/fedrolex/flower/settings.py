@@ -72,8 +72,8 @@ class Settings:
         recipe = replace(recipe.with_settings(changes), engine="loop", compare=False)
         recipe = replace(recipe, method=recipe.method.on_devices())
         fleet = recipe.fleet
-        for key, simulated in (("redrawn", fleet.redrawn), ("stragglers", fleet.stragglers)):
-            if simulated:
+        for key in ("redrawn", "stragglers", "balanced"):
+            if getattr(fleet, key):
                 raise FedrolexError(f"fleet.{key} is for simulations: leave it out where devices are real")
         needs = recipe.method.needs
         if self.secure and (not needs.secure_aggregation or needs.client_state):

@@ -72,8 +72,9 @@ class Private(SubModels):
     def check_fleet(self, fleet: Fleet, client: LocalTraining, scale: int) -> None:
         """Every client must have the same chance, whoever the others are."""
         super().check_fleet(fleet, client, scale)
-        if fleet.stratified:
-            raise FedrolexError("fleet.stratified is true: private averages draw every client by itself, leave it out")
+        for name in ("stratified", "balanced"):
+            if getattr(fleet, name):
+                raise FedrolexError(f"fleet.{name} is true: private averages draw every client by itself, leave it out")
 
     def check(self, setup: Setup) -> None:
         """The noise must be enough for both sums, and there must be an accountant."""

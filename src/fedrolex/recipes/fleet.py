@@ -25,6 +25,7 @@ class FleetRecipe:
         shares: how large a part of the fleet has each level; null is equal parts.
         redrawn: draw every client's capacity anew each round, as in the published runs.
         stratified: draw cohorts that have devices of every size in the shares that these have in the fleet.
+        balanced: draw cohorts that have all classes about equally often; clients must say which classes they hold.
         availability: chance that a client is there in a round.
         stragglers: chance that a client manages only a part of its work in a round; methods say whether the
             part counts (fedprox) or not (others).
@@ -38,6 +39,7 @@ class FleetRecipe:
     shares: list[str] | None = None
     redrawn: bool = False
     stratified: bool = False
+    balanced: bool = False
     availability: float = 1.0
     stragglers: float = 0.0
     trace: list[list[int]] | None = None
@@ -81,6 +83,7 @@ class FleetRecipe:
             shares=self.shares,
             redrawn=self.redrawn,
             stratified=self.stratified,
+            balanced=self.balanced,
             availability=self.availability if self.trace is None else self.trace,
             stragglers=self.stragglers,
             seed=seed,

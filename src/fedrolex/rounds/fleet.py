@@ -4,11 +4,13 @@ Nothing is stored per client: capacities, availability and cohorts are computed 
 when they are asked for, so a round of a fleet of a million costs what a round of a fleet of a thousand does.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from math import floor
+from itertools import islice
+from math import floor, inf
 
 import numpy as np
 
@@ -39,6 +41,9 @@ class Fleet:
             instead of being its own for ever.
         stratified: whether a cohort has clients of every level in the shares that they have in the fleet, instead of
             as they come; what is left of a cohort after whole clients of every level is drawn as it comes.
+        balanced: whether a cohort has all classes about equally often: twice as many clients are drawn, and one after
+            the other joins whose classes are the rarest in the cohort so far.
+        classes: that each client holds, for balanced cohorts.
         availability: the chance that a client is there in a round, or a list with one entry a round
             (repeated from the start when it ends) of the clients that are.
         stragglers: the chance that a client manages only a part of its work in a round, evenly between none and all.
@@ -51,6 +56,8 @@ class Fleet:
     shares: Sequence[Capacity] | None = None
     redrawn: bool = False
     stratified: bool = False
+    balanced: bool = False
+    classes: Sequence[Sequence[int]] = field(default=(), repr=False)
     availability: float | Sequence[Sequence[int]] = 1.0
     stragglers: float = 0.0
     seed: int = 0
@@ -58,6 +65,8 @@ class Fleet:
     def __post_init__(self) -> None:
         if self.clients < 1 or not 1 <= self.cohort <= self.clients:
             raise FedrolexError(f"a cohort of {self.cohort} of {self.clients} clients: give 1 ≤ cohort ≤ clients")
+        if self.stratified and self.balanced:
+            raise FedrolexError("fleet.stratified and fleet.balanced are two ways to draw a cohort: leave one out")
         if not self.capacities:
             raise FedrolexError("fleet.capacities is empty: give at least one, such as 1/2")
         if not 0 <= self.stragglers <= 1:
@@ -122,14 +131,23 @@ class Fleet:
 
     def members(self, round: int, able: Fraction | None = None) -> list[Member]:
         """The cohort of a round, in the order of client numbers; with ``able``, of clients that can hold so much."""
+        called = (Member(c, self.capacity(c, round), self.part(c, round)) for c in self._called(round))
+        there = (member for member in called if able is None or member.capacity >= able)
+        if self.stratified:
+            chosen = self._stratified(there, able)
+        elif self.balanced:
+            chosen = self._balanced(there)
+        else:
+            chosen = list(islice(there, self.cohort))
+        return sorted(chosen, key=lambda member: member.client)
+
+    def _stratified(self, there: Iterable[Member], able: Fraction | None) -> list[Member]:
+        """Whole clients of every level first."""
         chosen: list[Member] = []
         passed: list[Member] = []
-        wanted = self._wanted(able) if self.stratified else {}
+        wanted = self._wanted(able)
         free = self.cohort - sum(wanted.values())
-        for client in self._called(round):
-            member = Member(client, self.capacity(client, round), self.part(client, round))
-            if able is not None and member.capacity < able:
-                continue
+        for member in there:
             if wanted.get(member.capacity):
                 wanted[member.capacity] -= 1
             elif free:
@@ -140,8 +158,25 @@ class Fleet:
             chosen.append(member)
             if len(chosen) == self.cohort:
                 break
-        chosen += passed[: self.cohort - len(chosen)]  # of some levels there were too few
-        return sorted(chosen, key=lambda member: member.client)
+        return chosen + passed[: self.cohort - len(chosen)]  # of some levels there were too few
+
+    def _balanced(self, there: Iterable[Member]) -> list[Member]:
+        """Of twice a cohort, one after the other whose classes the cohort has least."""
+        if not self.classes:
+            raise FedrolexError("fleet.balanced: it is not known which classes clients hold")
+        waiting, shares = list(islice(there, 2 * self.cohort)), defaultdict[int, float](float)
+        chosen: list[Member] = []
+
+        def met(member: Member) -> float:
+            own = self.classes[member.client]
+            return sum(shares[label] for label in own) / len(own) if own else inf
+
+        while waiting and len(chosen) < self.cohort:
+            chosen.append(waiting.pop(waiting.index(min(waiting, key=met))))
+            own = self.classes[chosen[-1].client]
+            for label in own:
+                shares[label] += 1 / len(own)
+        return chosen
 
     def _wanted(self, able: Fraction | None) -> dict[Fraction, int]:
         """How many clients of each level a stratified cohort has at least."""

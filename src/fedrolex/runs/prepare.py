@@ -46,6 +46,10 @@ def prepare(recipe: Recipe, task: Task | None = None, *, callbacks: Sequence[Cal
     if held != fleet.clients:
         remedy = f"set fleet.clients to {held}"
         raise FedrolexError(f"the task has data for {held} clients, the fleet has {fleet.clients}: {remedy}")
+    if fleet.balanced:
+        if not isinstance(moved, Classification):
+            raise FedrolexError(f"fleet.balanced is for tasks of classes, not for {task.name}: leave it out")
+        fleet = replace(fleet, classes=moved.classes_of_clients())
     method, scale = recipe.method, recipe.fleet.server_scale
     client, measure = LocalTraining(**asdict(recipe.client)), recipe.evaluation
     setup = Setup(moved, fleet, client, scale, recipe.seed, device, recipe.deadline, measure)

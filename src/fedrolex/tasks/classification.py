@@ -111,6 +111,10 @@ class Classification(InMemory):
         aside = self.some_held(count) if self.validation is None else self.validation
         return replace(self, test=aside, test_parts=None, validation=None)
 
+    def classes_of_clients(self) -> list[list[int]]:
+        """The classes that each client holds, ascending."""
+        return [held.nonzero().flatten().tolist() for held in self._held]
+
     # --- how good a model is ---
 
     def evaluate(

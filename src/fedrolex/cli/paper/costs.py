@@ -61,7 +61,7 @@ class PaperCosts:
         """What a run needs; nothing is known of methods that send more than the parts of one network."""
         task = recipe.task
         known = isinstance(task, WordsRecipe) or (isinstance(task, ImagesRecipe) and task.data in SHAPES)
-        if not known or not is_counted(recipe.method) or recipe.fleet.stragglers:
+        if not known or not is_counted(recipe.method) or recipe.fleet.stragglers or recipe.fleet.balanced:
             return Needed(None, None)
         server = self._server(recipe)
         every = self._visits(recipe, server)
