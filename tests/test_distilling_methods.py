@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedrolex import FedrolexError
 from fedrolex.clients.messages import MODEL
-from fedrolex.methods import DSFL, FedBE, FedDF, FedET, FedGKT
-from fedrolex.methods.distillation import Group, Public
+from fedrolex.methods import DSFL, FedBE, FedDF, FedET, FedGKT, distillation
+from fedrolex.methods.distillation import Group, Public, pieces
 from fedrolex.methods.fedet import Consensus
 from fedrolex.models.represented import TOP
 from fedrolex.recipes.recipe import Recipe
@@ -51,6 +51,33 @@ def test_a_round_looks_at_so_many_public_examples(method: str, monkeypatch: pyte
     assert len(drawn) == 2  # two rounds
     every, null = (states(small(*TEACH[method], f"method.examples={n}"), 1) for n in (len(public), "null"))
     assert all(torch.equal(tensor, null[name]) for name, tensor in every.items())
+
+
+@pytest.mark.parametrize(("count", "size"), [(64, 64), (65, 64), (129, 64), (128, 64), (1, 64), (7, 3), (2, 2)])
+def test_as_many_batches_as_steps_and_none_of_one_example(count: int, size: int) -> None:
+    """Every epoch has each example once, whatever is left over: a look at ``step == steps`` must come."""
+    batches = list(Public(torch.randn(count, 4)).batches(size, 10, "test"))
+    assert len(batches) == 10
+    assert min(map(len, batches)) > 1 or count == 1
+    epoch = len(pieces(torch.arange(count), size))
+    assert torch.equal(torch.cat(batches[:epoch]).sort().values, torch.arange(count))
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_one_example_left_over_does_not_undo_what_was_taught(count: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, own, teacher = (torch.randn(*shape, generator=draw) for shape in ((count, 4), (3, 4), (3, 4)))
+    y, how = (x @ teacher.T).argmax(1), FedDF(steps=20, lr=0.1)
+    found = how.taught(group(own), (x @ teacher.T).softmax(1), Public(x), x, y)
+    assert not torch.equal(found["weight"], own)
+
+
+@pytest.mark.parametrize("method", ["fedbe", "feddf"])
+def test_static_norms_are_not_given_a_lonely_example(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps of one pixel and one image left over: nothing to take a variance of."""
+    monkeypatch.setattr(distillation, "AT_ONCE", 20)
+    norms = ["task.model=preresnet18", "task.norm=static", "task.width=4", "method.examples=21"]
+    states(small(*TEACH[method], *norms), 1)
 
 
 @pytest.mark.parametrize("method", TEACH)

@@ -211,6 +211,38 @@ def test_a_device_gets_its_own_columns_or_one_model_that_learned_from_all(tmp_pa
     assert "distil, too" in told(lambda: Options(one_model=True))
 
 
+def test_one_model_in_place_of_columns_is_as_wide_as_the_device_whatever_the_server(tmp_path: Path) -> None:
+    """A device that holds half of the task's model, beside a server as wide as the task's model and twice as wide."""
+    sizes = []
+    for scale in (1, 2):
+        own = ["method=columns", "task.public=0.2", f"fleet.server_scale={scale}", 'fleet.capacities=["1/2"]']
+        run = trained(tmp_path / str(scale), *own)
+        how: dict[str, Any] = {"windows": 1, "distil": True, "steps": 2, "one_model": True, "formats": ()}
+        one = export(run.folder, "1/2" if scale == 1 else "1/4", tmp_path / f"one-{scale}", **how)
+        sizes.append(one.report["parameters"])
+    assert sizes[0] == sizes[1]
+
+
+def test_a_network_of_its_own_of_a_task_given_in_python_is_exported(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(90, 4, generator=draw), torch.arange(3).repeat(30)
+    task = Task.split(
+        build=lambda scale: nn.Sequential(nn.Linear(4, 8 * scale), nn.ReLU(), nn.Linear(8 * scale, 3)),
+        train=Examples(x[:60], y[:60]),
+        test=Examples(x[60:], y[60:]),
+        clients=4,
+    )
+    assert isinstance(task, Classification)
+    own = {"1/2": lambda: nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3))}
+    task = replace(task, models=own, public=task.test, validation=task.test)
+    few = ["fleet.clients=4", "fleet.cohort=4", 'fleet.capacities=["1", "1/2"]', "rounds=1", "callbacks=[]",
+           "method=feddf", "method.steps=1", "device=cpu"]  # fmt: skip
+    train(Recipe().with_settings(few), task, out=tmp_path / "run")
+    done = export(tmp_path / "run", "1/2", tmp_path / "half", task=task, windows=1, formats=())
+    assert torch.equal(load(tmp_path / "half", task=task)(x), done.model(x))
+    assert done.report["parameters"] == 4 * 2 + 2 + 2 * 3 + 3
+
+
 def test_distillation_brings_a_sub_model_nearer_to_the_whole_one(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", *NORMS, "rounds=6", "task.limit=600")
     others = prepare(run.recipe()).server.classification.train.x

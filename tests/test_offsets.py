@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedrolex import Classification, Examples, Measure, Recipe, Run, Task, Training, export, load, prepare, train
 from fedrolex.models import WithOffsets, class_offsets
 from fedrolex.runs import checkpoint
+from fedrolex.runs.model import filled
 
 LABELS = [
     "fleet.clients=10", "fleet.cohort=4", "rounds=12", "task.width=8", "task.partition={name: labels, labels: 2}",
@@ -222,6 +223,28 @@ def test_models_of_ones_own_come_back_as_they_were_measured(named: bool, tmp_pat
         assert torch.equal(back(x), out.model(x))
         right = (back(test_part.x).argmax(1) == test_part.y).double().mean()
         assert float(right) == pytest.approx(out.report["test"]["after"])
+
+
+def test_a_task_in_double_precision_has_them_in_double(tmp_path: Path) -> None:
+    y = torch.arange(3).repeat(40)
+    x = nn.functional.one_hot(y, 4).double()
+    made = Task.split(
+        lambda scale: nn.Linear(4, 3).double(), Examples(x[:90], y[:90]), Examples(x[90:], y[90:]), clients=3
+    )
+    few = ["fleet.clients=3", "fleet.cohort=3", "rounds=1", "method=fedavg", "engine=loop", "device=cpu"]
+    recipe = Recipe().with_settings([*few, "evaluation.offsets=true", "callbacks=[]", "fleet.capacities=[1]"])
+    done = train(recipe, made, out=tmp_path / "run")
+    assert done.model(x).dtype == torch.float64
+    assert torch.equal(load(tmp_path / "run", task=made)(x), done.model(x))
+
+
+def test_they_are_read_to_where_the_model_is() -> None:
+    tensors = {**{f"model.{name}": tensor for name, tensor in nn.Linear(4, 3).state_dict().items()}}
+    tensors["class_offsets"] = torch.ones(3)
+    with torch.device("meta"):
+        bare = nn.Linear(4, 3)
+    found = filled(bare, tensors, lambda module: module.state_dict(), 3, "it does not fit")
+    assert {tensor.device.type for tensor in found.state_dict().values()} == {"meta"}
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(9), torch.zeros(1), torch.zeros(()), torch.zeros(10).long()])

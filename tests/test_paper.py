@@ -307,6 +307,7 @@ def test_the_list_says_what_was_changed(tmp_path: Path) -> None:
             "no kind released: use kind tuned or",
         ),
         (["overall", "--seeds", "1,x"], "not a list of numbers"),
+        (["rare", "--kind", "printed", "--list"], "rare has no cells of kind printed: use tuned"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:

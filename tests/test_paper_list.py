@@ -88,12 +88,23 @@ def test_text_is_counted_by_the_shares_of_the_capacities() -> None:
     assert costs.needed(tuned("blogs/columns", *WORDS)) == Needed(None, None)
 
 
+def test_who_trains_what_tells_columns_one_by_one_from_others() -> None:
+    costs, small = PaperCosts(), ("task.model=convnet", "task.width=16", "rounds=5")
+    at_once, one_by_one = (
+        costs.needed(tuned("cifar10-high/columns-one-by-one", f"method.one_by_one={each}", *small))
+        for each in ("false", "true")
+    )
+    assert (at_once.bytes or 0) < (one_by_one.bytes or 0)
+    assert (at_once.macs or 0) < (one_by_one.macs or 0)
+
+
 def test_methods_and_data_that_cannot_be_counted_have_none() -> None:
     costs, nothing = PaperCosts(), Needed(None, None)
     small = ("task.model=convnet", "task.width=4")
     assert costs.needed(tuned("cifar10-high/fed-et", *small)) == nothing
     assert costs.needed(tuned("cifar10-high/fedrolex", "method=scaffold", *small)) == nothing
     assert costs.needed(tuned("cifar10-high/fedrolex", "fleet.stragglers=0.5", *small)) == nothing
+    assert costs.needed(tuned("cifar10-high/fedrolex", "fleet.balanced=true", *small)) == nothing
     for more in ("task.limit=500", "task.validation=0.1", "task.public=0.1"):
         held_back = costs.needed(tuned("cifar10-high/fedrolex", more, *small))
         assert held_back.bytes

@@ -198,7 +198,7 @@ class Columns(Weighted):
         return server.scheme.window(server.main.axes, round=0, capacity=width, client=0)
 
     def _parameters(self, server: Server, width: Fraction) -> int:
-        return _size(server.main.axes, min(width, Fraction(1)))
+        return _size(server.main.axes, width)
 
 
 @lru_cache(maxsize=64)

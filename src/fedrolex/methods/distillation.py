@@ -18,6 +18,12 @@ from fedrolex.slicing import Window
 AT_ONCE = 500
 
 
+def pieces(rows: Tensor, size: int) -> list[Tensor]:
+    """Rows in pieces of a size; a lonely last one joins the piece before it: batch norms cannot be trained on one."""
+    found = list(rows.split(size))
+    return [*found[:-2], torch.cat(found[-2:])] if len(found) > 1 and len(found[-1]) == 1 else found
+
+
 @dataclass(frozen=True)
 class Public:
     """Public examples in one round.
@@ -36,9 +42,8 @@ class Public:
         count, epoch = len(self.inputs), 0
         while steps > 0:
             order = torch.from_numpy(shuffle(count, self.seed, purpose, self.round, epoch)).to(self.inputs.device)
-            for rows in order.split(size)[:steps]:
-                if len(rows) > 1 or count == 1:  # batch norm cannot be trained on one
-                    yield rows
+            for rows in pieces(order, size)[:steps]:
+                yield rows
                 steps -= 1
             epoch += 1
 
@@ -123,6 +128,6 @@ def scores(module: nn.Module, inputs: Tensor, statistics_of: Tensor | None = Non
     """
     if any(isinstance(norm, _BatchNorm) for norm in static_norms(module).values()):
         source = inputs if statistics_of is None else statistics_of
-        module = with_statistics(module, collect(module, source.split(AT_ONCE)))
+        module = with_statistics(module, collect(module, pieces(source, AT_ONCE)))
     with evaluating(module):
-        return torch.cat([module(part).float() for part in inputs.split(AT_ONCE)])
+        return torch.cat([module(part).float() for part in pieces(inputs, AT_ONCE)])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit, copied
 from fedrolex.core import FedrolexError, check_numbers, shuffle, words
-from fedrolex.methods.distillation import public_rows, scores
+from fedrolex.methods.distillation import pieces, public_rows, scores
 from fedrolex.methods.families import Families
 from fedrolex.methods.method import adding, size
 from fedrolex.methods.needs import Needs
@@ -148,9 +148,7 @@ class DSFL(Families):
             torch.manual_seed(int(words(1, 0, "learning", *key)[0] >> 1))
             for epoch in range(self.epochs):
                 order = torch.from_numpy(shuffle(len(inputs), 0, "labels", *key, epoch)).to(inputs.device)
-                for rows in order.split(self.batch):
-                    if len(rows) < 2:  # batch norm cannot be trained on one
-                        continue
+                for rows in pieces(order, self.batch):
                     said = module(inputs[rows]).log_softmax(1)
                     loss = nn.functional.kl_div(said, labels[rows], reduction="batchmean")
                     optimizer.zero_grad()

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import update_bn
 
 from fedrolex.clients import MODEL, Tensors, Upload, copied
 from fedrolex.core import check_numbers, words
-from fedrolex.methods.distillation import AT_ONCE, Group, Public, check_examples_a_round, teaching
+from fedrolex.methods.distillation import AT_ONCE, Group, Public, check_examples_a_round, pieces, teaching
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
 from fedrolex.methods.settings import Weighted, Weighting
@@ -132,7 +132,7 @@ class FedBE(OneSize, Weighted):
         lr, momentum, decay = self.lr, self.momentum, self.weight_decay
         optimizer = torch.optim.SGD(student.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
         averaged: dict[str, Tensor] = {}
-        seen, steps = 0, self.epochs * -(-len(public.inputs) // self.batch)
+        seen, steps = 0, self.epochs * len(pieces(public.inputs, self.batch))
         for step, rows in enumerate(public.batches(self.batch, steps, "distil"), 1):
             said = student(public.inputs[rows]).log_softmax(1)
             loss = nn.functional.kl_div(said, target[rows], reduction="batchmean")
@@ -145,7 +145,7 @@ class FedBE(OneSize, Weighted):
                     averaged[name] = torch.lerp(averaged.get(name, p.detach()), p.detach(), 1 / seen)
         if averaged:
             group.load(averaged)
-            update_bn(public.inputs.split(AT_ONCE), student)
+            update_bn(pieces(public.inputs, AT_ONCE), student)
         return group.tensors()
 
 

@@ -35,7 +35,7 @@ def who_trains(method: Method) -> tuple[Hashable, ...]:
     if isinstance(method, OneSize):
         return "one size", method.width, method.able_only
     if isinstance(method, Columns):
-        return "columns", *method.columns, method.turns
+        return "columns", *method.columns, method.one_by_one, method.turns
     return ("own capacity",)
 
 

@@ -123,7 +123,9 @@ def filled(
         refusal: how the line begins that refuses them.
     """
     if OFFSETS in tensors and all(f"model.{name}" in tensors for name in named(bare)):
-        bare = WithOffsets(bare, torch.zeros(classes))
+        like = next(bare.parameters(), torch.zeros(0))
+        kind = torch.promote_types(like.dtype, torch.float32)
+        bare = WithOffsets(bare, torch.zeros(classes, dtype=kind, device=like.device))
     has = [n for n in static_norms(bare) if f"{n}.running_mean" in tensors and f"{n}.running_var" in tensors]
     found = {n: Moments(0, tensors[f"{n}.running_mean"], tensors[f"{n}.running_var"]) for n in has}
     model = with_statistics(bare, found) if found else copy.deepcopy(bare).eval()

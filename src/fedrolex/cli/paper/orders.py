@@ -46,8 +46,11 @@ class Order:
             raise FedrolexError(f"seeds are {self.seeds}: give at least one, each once, from 0 to 2^63 - 1")
         if any(word.split("=")[0].strip() == "seed" for word in self.settings):
             raise FedrolexError("settings have a seed: a cell is run for each of the seeds")
-        first, *_ = self.chosen()  # raises where there is no such cell
-        self.shelf(Path()).recipe(first)  # and where settings are none
+        first = next(iter(self.chosen()), None)  # raises where a named cell is not there
+        if first is None:
+            has = dict.fromkeys(kind for cell in cells(self.table) for kind in cell.kinds)
+            raise FedrolexError(f"{self.table} has no cells of kind {self.kind}: use {' or '.join(has)}")
+        self.shelf(Path()).recipe(first)  # raises where settings are none
 
     def shelf(self, runs: Path) -> Shelf:
         """Where its runs and results are."""

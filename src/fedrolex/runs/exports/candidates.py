@@ -14,6 +14,7 @@ from torch import nn
 
 from fedrolex.core import FedrolexError
 from fedrolex.methods import Method
+from fedrolex.methods.workload import network_scale
 from fedrolex.models import without_statistics
 from fedrolex.rounds import Server
 from fedrolex.runs import checkpoint
@@ -47,12 +48,13 @@ def candidates(method: Method, server: Server, capacity: Fraction, most: int, *,
     levels = method.sizes(server)
     if capacity not in levels:
         raise FedrolexError(f"no client trains capacity {capacity}: give one of {', '.join(map(str, levels))}")
+    part = capacity * server.scale / network_scale(method, server.scale)  # of the main network
     known = set()
     for round in _rounds(server, most):
         then = copy.copy(server)
         then.round = round + 1
         with calling(method, "submodel"):
-            found = (Method.submodel if plain else type(method).submodel)(method, then, capacity)
+            found = Method.submodel(method, then, part) if plain else method.submodel(then, capacity)
             if found is None and [capacity] == list(levels):
                 found = method.judged(then)
         if found is None:

@@ -87,7 +87,10 @@ class NetworkSource:
         with torch.random.fork_rng(devices=[]):
             if name is None:
                 return self.recipe.task.make_model(self.scale) if self.task is None else self.task.build(self.scale)
-            own = self.recipe.task.make_models()
+            if self.task is None:
+                own = self.recipe.task.make_models()
+            else:
+                own = {exact(capacity): make() for capacity, make in getattr(self.task, "models", {}).items()}
             return own[exact(name) * self.recipe.fleet.server_scale]
 
     def example(self, model: nn.Module) -> Tensor:

@@ -16,7 +16,7 @@ from fedrolex.slicing import Window
 from fedrolex.tasks import Classification
 
 ROUNDS = 100  # that are looked at before the first
-SPARE = 2  # places more than those need, of every width, and than any later round that needs more
+SPARE = 2  # places of every width beside those that the first rounds need, or that a later round adds
 
 Widths = tuple[tuple[str, int], ...]
 
@@ -28,14 +28,16 @@ class Need:
     Attributes:
         places: of every width.
         windows: one of every width.
-        clients: most in a round, of all widths.
+        clients: most in a round, of all widths, when places were last made: what steps are tiled for.
         images: most that a client has.
+        met: most clients in a round so far.
     """
 
     places: dict[Widths, int] = field(default_factory=dict)
     windows: dict[Widths, Window] = field(default_factory=dict)
     clients: int = 0
     images: int = 0
+    met: int = 0
 
     def grow(self, network: Network, images: Mapping[Job, int], spare: int) -> bool:
         """Room for the jobs of a round, each with so many images, and to spare; whether there was too little."""
@@ -46,7 +48,9 @@ class Need:
         grown = bool(short) or most > self.images
         self.places |= short
         self.windows = {widths: window for window, widths in of.items()} | self.windows
-        self.clients, self.images = max(len(images), self.clients), max(most, self.images)
+        self.met, self.images = max(len(images), self.met), max(most, self.images)
+        if grown:
+            self.clients = self.met
         return grown
 
 
@@ -57,6 +61,7 @@ def needs(plan: RoundPlan) -> dict[str, Need]:
         _grow(found, plan, round, 0)
     for need in found.values():
         need.places = {widths: count + SPARE for widths, count in need.places.items()}
+        need.clients = need.met
     for round in range(ROUNDS, plan.round):
         _grow(found, plan, round, SPARE)
     return found

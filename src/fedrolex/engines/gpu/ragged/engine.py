@@ -50,7 +50,7 @@ class Ragged(Waves):
         self._needs = None
 
     def release(self) -> bool:
-        """Give back what is kept on the device, and keep no places for later rounds from now on."""
+        """Give back what is kept on the device, and from now on make room for the clients at hand only."""
         self._crowded = True
         return super().release()
 
