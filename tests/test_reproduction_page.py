@@ -15,6 +15,7 @@ from fedrolex.cli.paper.orders import read_orders
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "reproduction.md").read_text()
 NUMBER = re.compile(r"\d+\.\d+")
+OVERALL = ("overall-tuned", "overall-tuned-redrawn")
 LONGER = "overall-tuned-redrawn-changed-ae110644"
 
 
@@ -69,6 +70,30 @@ DRAWN = "| capacities drawn anew every round, as released |"
 def test_seeds_of_two_labels(heading: str, name: str, table: str, row: str) -> None:
     wanted = spread(table, row)
     assert lines(heading)[name][: len(wanted)] == pytest.approx(wanted, abs=0.0051)
+
+
+def test_the_claims_on_top_are_those_of_the_tables() -> None:
+    """A line begins with what the paper says; its bold and plain figures are means, and differences of means."""
+    claims = {line.split("|")[1].strip(): line for line in PAGE.splitlines() if line.startswith("| ")}
+
+    def of(table: str, row: str) -> float:
+        return mean(run["global"] for run in runs(table, "cifar10-high", row))
+
+    fixed, drawn = ({row: of(table, row) for row in ("fedrolex", "heterofl")} for table in OVERALL)
+    smallest = of("overall-tuned", "smallest")
+    reached = claims["FedRolex reaches 69.44 % on CIFAR-10 with two labels a client"]
+    for mean_of in (drawn["fedrolex"], of(LONGER, "fedrolex"), fixed["fedrolex"]):
+        assert f"{mean_of:.1f} %" in reached
+    ahead = claims["it is ahead of HeteroFL"]
+    assert f"by {drawn['heterofl'] - drawn['fedrolex']:.1f} points in the mean redrawn" in ahead
+    assert f"by {fixed['heterofl'] - fixed['fedrolex']:.1f} fixed" in ahead
+    dropout = of("overall-tuned", "federated-dropout") - fixed["fedrolex"]
+    assert f"in the mean it is {dropout:.1f} points behind" in claims["it is ahead of Federated Dropout"]
+    gap = claims["it is 31 points ahead of the smallest model that everyone can train"]
+    assert f"everyone at 1/16 has {smallest:.1f} %" in gap
+    assert [round(of(table, "fedrolex") - smallest) for table in ("overall-tuned-redrawn", LONGER)] == [7, 10]
+    columns = of("overall-tuned", "columns") - of("overall-tuned", "only-who-can-1-4")
+    assert f"by {columns:.1f} points with two labels" in PAGE
 
 
 def test_every_row_of_two_labels_is_checked() -> None:
