@@ -128,7 +128,10 @@ def test_alternatives_are_of_the_sizes_that_devices_have(fleet: str, names: list
         (0.8, "fedrolex beats the best this fleet could do without it (only who can trains 1/4) by 10.0 points."),
         (0.7, "fedrolex is as good as the best this fleet could do without it (only who can trains 1/4)."),
         (None, "fedrolex was not measured: there is nothing to compare."),
-        (0.6, "Here the fleet does better without it: only who can trains 1/4, by 10.0 points. Its recipe is run-2/"),
+        (
+            0.6,
+            "Here the fleet does better without fedrolex: only who can trains 1/4, by 10.0 points. Its recipe is run-2/",
+        ),
     ],
 )
 def test_the_verdict_leaves_the_bound_out(own: float | None, says: str) -> None:

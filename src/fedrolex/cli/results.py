@@ -114,7 +114,7 @@ def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
     if gap > 0:
         return f"{methods[0]} beats the best this fleet could do without it ({best}) by {far}."
     recipe = next(Path(result["run"]) / "recipe.yaml" for result in results if result["method"] == best)
-    return f"Here the fleet does better without it: {best}, by {far}. Its recipe is {recipe}."
+    return f"Here the fleet does better without {methods[0]}: {best}, by {far}. Its recipe is {recipe}."
 
 
 def still_rising(run: Run) -> str | None:
