@@ -130,7 +130,7 @@ def test_alternatives_are_of_the_sizes_that_devices_have(fleet: str, names: list
         (None, "fedrolex was not measured: there is nothing to compare."),
         (
             0.6,
-            "Here the fleet does better without fedrolex: only who can trains 1/4, by 10.0 points. Its recipe is run-2/",
+            "Here the fleet does better without fedrolex: only who can trains 1/4, by 10.0 points. Its recipe is run-2",
         ),
     ],
 )
