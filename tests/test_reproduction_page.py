@@ -77,7 +77,7 @@ def test_the_claims_on_top_are_those_of_the_tables() -> None:
     claims = {line.split("|")[1].strip(): line for line in PAGE.splitlines() if line.startswith("| ")}
 
     def of(table: str, row: str) -> float:
-        return mean(run["global"] for run in runs(table, "cifar10-high", row))
+        return mean(float(run["global"]) for run in runs(table, "cifar10-high", row))
 
     fixed, drawn = ({row: of(table, row) for row in ("fedrolex", "heterofl")} for table in OVERALL)
     smallest = of("overall-tuned", "smallest")
