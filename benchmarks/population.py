@@ -27,7 +27,7 @@ from pathlib import Path
 import h5py  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import numpy as np
 
-from fedrolex.core.streams import sample, words
+from fedrolex.core.streams import random_words, sample
 from fedrolex.data.users import open_users
 from fedrolex.data.vocabulary import Vocabulary
 from fedrolex.rounds.fleet import Fleet
@@ -42,7 +42,7 @@ BLOCK = 4096  # users generated at once
 def population(users: int) -> Iterator[tuple[str, list[list[int]]]]:
     """Name and sentences (indices of WORDS) of every generated user."""
     for start in range(0, users, BLOCK):
-        draws = iter(words(BLOCK * 6, 0, "population", start).tolist())
+        draws = iter(random_words(BLOCK * 6, 0, "population", start).tolist())
         for user in range(start, min(start + BLOCK, users)):
             sentences = []
             for _ in range(next(draws) % 5 + 1):

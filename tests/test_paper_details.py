@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +137,19 @@ def test_histograms_count_every_client_once() -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{"rounds": None}, {"global": "x"}, {"bytes": None}, {"seed": [1]}, {"submodels": [1]}, {"submodels": {"zz": 1}}],
+    [
+        {"rounds": None},
+        {"global": "x"},
+        {"bytes": None},
+        {"seed": [1]},
+        {"submodels": [1]},
+        {"submodels": {"zz": 1}},
+        {"seed": "1"},
+        {"global": math.inf},
+        {"global": 101},
+        {"seconds": "2", "on": "a machine"},
+        {"rounds": "many"},
+    ],
 )
 def test_a_table_with_damaged_runs_is_refused(damage: dict[str, Any], tmp_path: Path) -> None:
     run = {"seed": 1, "global": 50.0, "rounds": 3, "bytes": 10, **damage}
@@ -143,3 +157,26 @@ def test_a_table_with_damaged_runs_is_refused(damage: dict[str, Any], tmp_path: 
     path = tmp_path / "overall-tuned.json"
     path.write_text(json.dumps({"cells": [{"setup": "a", "row": "b", "recipe": "c", "runs": [run]}]}))
     assert "is not a table that fedrolex paper wrote" in told(lambda: PaperTable(path, "", ""))
+
+
+def test_a_table_whose_cells_have_no_names_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "overall-tuned.json"
+    path.write_text(json.dumps({"cells": [{"setup": ["a"], "row": "b", "recipe": "c", "runs": []}]}))
+    assert "is not a table that fedrolex paper wrote" in told(lambda: PaperTable(path, "", ""))
+
+
+def test_a_table_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = PaperTable(tmp_path / "overall-tuned.json", "overall, tuned", "command", ["Scaled: rounds are a tenth."])
+    cell = find_cell("overall/cifar10-high/fedrolex")
+    table.add(cell, cell.recipe("tuned"), [result(1)])
+    table.write()
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert all(b"a tenth" in content for content in kept.values())
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedrolex.runs.checkpoint.os.fsync", full)
+    table.add(cell, cell.recipe("tuned"), [result(2)])
+    assert "No space left on device" in told(table.write)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept

@@ -26,7 +26,7 @@ def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     capacities: Annotated[
         list[str] | None,
-        typer.Option("--capacity", help="Of the devices. Repeatable.", show_default="all that clients train"),
+        typer.Option("--capacity", help="Of the devices. Repeatable.", show_default="all that there is a model for"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -56,19 +56,19 @@ def export_command(
     opened = Run.open(run)
     if opened.own_task():
         raise FedrolexError(f"{run} trains a task given in Python: export it with export({str(run)!r}, task=task)")
-    wanted = [exact(capacity) for capacity in capacities or ()]
+    wanted = list(dict.fromkeys(exact(capacity) for capacity in capacities or ()))
     folder = None if data is None else str(Path(data).absolute())
     images = _images(opened, public, folder)
     options = Options(windows, distil or images is not None, images, steps, one_model, formats, offsets)
     if out is not None:
         refuse(out)
-    done = []
     with working() as say:
         exporter = Exporter.of(run, options, data=folder, say=say)
         wanted = wanted or exporter.capacities
-        for level in wanted:
-            place = None if out is None else out / str(level).replace("/", "-") if len(wanted) > 1 else out
-            done.append(exporter(level, place))
+        places = [exporter.folder_for(level, out, alone=len(wanted) == 1) for level in wanted]
+        for place in places:
+            refuse(place)
+        done = [exporter(level, place) for level, place in zip(wanted, places, strict=True)]
     if as_json:
         told = [{**one.report, "folder": str(one.folder)} for one in done]
         typer.echo(json.dumps({"run": str(run), "exports": told}, indent=1))

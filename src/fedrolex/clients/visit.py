@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.clients.messages import Job, Network, RoundPlan, Tensors, Upload
-from fedrolex.core import FedrolexError, shuffle, words
+from fedrolex.core import FedrolexError, random_words, shuffle
 from fedrolex.slicing import one_line
 from fedrolex.tasks import Examples, Mask
 
@@ -132,12 +132,13 @@ def _memory(tensor: Tensor) -> int | None:
 
 def random_draws(count: int, seed: int, round: int, client: int, epoch: int) -> Tensor:
     """One random int64 ≥ 0 for every example of a client, for :meth:`~fedrolex.tasks.task.Task.inputs`."""
-    return torch.from_numpy((words(count, seed, "augment", round, client, epoch) >> np.uint64(1)).astype(np.int64))
+    drawn = random_words(count, seed, "augment", round, client, epoch)
+    return torch.from_numpy((drawn >> np.uint64(1)).astype(np.int64))
 
 
 def stream_seed(plan: RoundPlan, job: Job) -> int:
     """The seed of what a model draws while a client trains it."""
-    return int(words(1, plan.seed, "client", plan.round, job.client, *([job.name] if job.name else []))[0] >> 1)
+    return int(random_words(1, plan.seed, "client", plan.round, job.client, *([job.name] if job.name else []))[0] >> 1)
 
 
 def examples_of(plan: RoundPlan, job: Job, known: Mapping[int, Examples] | None = None) -> Examples:

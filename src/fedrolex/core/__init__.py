@@ -10,10 +10,10 @@ from fedrolex.core.errors import (
     one_of,
 )
 from fedrolex.core.registry import CALLBACKS, DATASETS, ENGINES, METHODS, METRICS, MODELS, SCHEMES, TASKS
-from fedrolex.core.streams import deck, sample, shuffle, uniform, words
+from fedrolex.core.streams import deck, random_words, sample, shuffle, uniform
 
 __all__ = [
     "CALLBACKS", "DATASETS", "ENGINES", "METHODS", "METRICS", "MODELS", "SCHEMES", "TASKS", "FedrolexError",
-    "check_numbers", "check_paths", "check_words", "deck", "did_you_mean", "in_one_line", "one_of", "sample", "shuffle",
-    "uniform", "words",
+    "check_numbers", "check_paths", "check_words", "deck", "did_you_mean", "in_one_line", "one_of",
+    "random_words", "sample", "shuffle", "uniform",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 BLOCK = 1024
 
 
-def words(count: int, seed: int, purpose: str, *key: object) -> NDArray[np.uint64]:
+def random_words(count: int, seed: int, purpose: str, *key: object) -> NDArray[np.uint64]:
     """``count`` random 64-bit words of the stream ``(seed, purpose, *key)``, shape ``(count,)``."""
     name = "\x1f".join([str(seed), purpose, *map(str, key)]).encode()
     digest = hashlib.blake2b(name, digest_size=16).digest()
@@ -22,7 +22,7 @@ def words(count: int, seed: int, purpose: str, *key: object) -> NDArray[np.uint6
 
 def shuffle(size: int, seed: int, purpose: str, *key: object) -> NDArray[np.int64]:
     """``range(size)`` in random order, shape ``(size,)``."""
-    return np.argsort(words(size, seed, purpose, *key), kind="stable").astype(np.int64)
+    return np.argsort(random_words(size, seed, purpose, *key), kind="stable").astype(np.int64)
 
 
 def sample(size: int, count: int, seed: int, purpose: str, *key: object) -> NDArray[np.int64]:
@@ -37,7 +37,7 @@ def deck(size: int, seed: int, purpose: str, *key: object) -> Iterator[int]:
     """
     moved: dict[int, int] = {}
     for block in range(0, size, BLOCK):
-        draws = words(min(BLOCK, size - block), seed, purpose, *key, block).tolist()
+        draws = random_words(min(BLOCK, size - block), seed, purpose, *key, block).tolist()
         for place, word in enumerate(draws, block):
             other = place + (word * (size - place) >> 64)
             yield moved.get(other, other)

@@ -1,5 +1,7 @@
 """The installed version, and in a checkout the commit that it is at."""
 
+import os
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -11,20 +13,39 @@ try:
 except PackageNotFoundError:  # a checkout that was not installed
     VERSION = "0+unknown"
 
+COMMIT = re.compile(r"[0-9a-f]{7,}(\.dirty)?")
+MODULE = "src/fedrolex/core/version.py"  # this file, in a checkout
+
 
 @cache
 def code_version() -> str:
     """What stands beside numbers: the version and, of code in a checkout, its commit, as in ``0.1.0+g1a2b3c4``.
 
-    It ends in ``.dirty`` where files of the checkout were changed since. Without git, or a commit, it is the version.
+    It ends in ``.dirty`` where files that git tracks were changed since. Without git, without a commit, or where the
+    code is a copy in somebody else's repository, it is the version.
     """
-    package, git = Path(__file__).parents[1], shutil.which("git")
-    checkout = package.parents[1]
-    if git is None or package.parent.name != "src" or not (checkout / ".git").exists():
+    path = Path(__file__).resolve()
+    checkout = (path.parent / "../../..").resolve()
+    if path != checkout / MODULE or Path(_git(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout:
         return VERSION
-    asked = [git, "-C", str(checkout), "describe", "--always", "--dirty=.dirty", "--abbrev=7", "--exclude=*"]
+    if _git(checkout, "ls-files", "--", MODULE) != MODULE:
+        return VERSION
+    commit = _git(checkout, "describe", "--always", "--dirty=.dirty", "--abbrev=7", "--exclude=*")
+    return f"{VERSION}{'.' if '+' in VERSION else '+'}g{commit}" if COMMIT.fullmatch(commit) else VERSION
+
+
+def _git(checkout: Path, *words: str) -> str:
+    """What git says of a checkout; nothing where it is not there or refuses.
+
+    Whoever calls may be called by git, in a hook: what git told them of their repository is not for this one.
+    """
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    asked = [git, "-C", str(checkout), *words]
     try:
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return VERSION
-    return f"{VERSION}{'.' if '+' in VERSION else '+'}g{said.stdout.strip()}"
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True, env=plain)  # noqa: S603
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.strip()

@@ -1,12 +1,19 @@
 """Columns: the server's model is a row of independent models, and a device trains those that fit into it.
 
-A scheme of our own. Nodes that are trained together stay together: a column is averaged over the clients that trained
-it and over nobody else, and columns meet in their scores only, which are averaged. Nobody trains more than its own
-capacity, and the row may be larger than every client.
+A scheme of our own. Nodes that are trained together stay together, nobody trains more than its own capacity, and the
+row may be larger than every client. In a round
+
+1. every client of the cohort is given columns: those that fit into it together, those that it can hold one at a time
+   (``one_by_one``), or now and then its narrower ones only (``turns``);
+2. each (client, column) is a job: the client trains that column as if it were the whole model;
+3. every column is averaged over the clients that trained it, and over nobody else;
+4. the server notes which classes a column has been trained on (``rows``).
+
+Columns meet in their scores only, see :class:`~fedrolex.models.ColumnModel`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
@@ -14,9 +21,9 @@ import torch
 from torch import nn
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Network, Upload
-from fedrolex.core import FedrolexError, words
+from fedrolex.core import FedrolexError, random_words
 from fedrolex.methods.averaging import find_label_axis
-from fedrolex.methods.method import adding
+from fedrolex.methods.method import adding, size
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.own_width import at_own_width, begin_at_own_width
 from fedrolex.methods.server_optimizer import ServerOptimizer
@@ -95,7 +102,7 @@ class Columns(Weighted):
         axes, widths, state = server.main.axes, self._widths(server), {}
         for column, width in list(enumerate(widths))[1:]:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(words(1, server.seed, "column", column)[0] >> 1))
+                torch.manual_seed(int(random_words(1, server.seed, "column", column)[0] >> 1))
                 drawn = axes.state(server.task.build(1))
             drawn = {name: tensor.to(server.device) for name, tensor in drawn.items()}
             state[_section(column)] = at_own_width(axes, drawn, self._window(server, width))
@@ -129,16 +136,27 @@ class Columns(Weighted):
 
     def trained_by(self, server: Server, member: Member, round: int) -> list[int]:
         """The columns that a client trains in a round, together or each by itself no larger than its capacity."""
-        widths = self._widths(server)
         if self.one_by_one:
-            return [column for column, width in enumerate(widths) if width <= member.capacity * server.scale]
-        turn, other = map(int, words(2, server.seed, "turn", round, member.client))
-        order = sorted(range(len(widths)), key=lambda column: (-widths[column], (column - turn) % len(widths)))
+            room = member.capacity * server.scale
+            return [column for column, width in enumerate(self._widths(server)) if width <= room]
+        turn, coin = map(int, random_words(2, server.seed, "turn", round, member.client))
+        order = self._widest_first(server, turn)
         found = self._fitting(server, order, member.capacity)
-        if self.turns and other % 2 and 0 < len(found) < len(widths):
-            narrower = [column for column in order if widths[column] < widths[found[0]]]
-            found = self._fitting(server, narrower, member.capacity) or found
+        if self.turns and coin % 2:
+            found = self._narrower(server, order, found, member.capacity) or found
         return sorted(found)
+
+    def _widest_first(self, server: Server, turn: int) -> list[int]:
+        """All columns; those of equal width begin with another one at every ``turn``."""
+        widths = self._widths(server)
+        return sorted(range(len(widths)), key=lambda column: (-widths[column], (column - turn) % len(widths)))
+
+    def _narrower(self, server: Server, order: Sequence[int], found: Sequence[int], capacity: Fraction) -> list[int]:
+        """What a client has room for below its widest column; nothing where it has room for all columns, or none."""
+        widths = self._widths(server)
+        if not 0 < len(found) < len(widths):
+            return []
+        return self._fitting(server, [each for each in order if widths[each] < widths[found[0]]], capacity)
 
     def _fitting(self, server: Server, order: Sequence[int], capacity: Fraction) -> list[int]:
         """Of some columns, taken one after the other, those for which there is still room in a device."""
@@ -182,8 +200,13 @@ class Columns(Weighted):
 
     def submodel(self, server: Server, capacity: Fraction) -> nn.Module | None:
         """The columns that a device of a capacity can hold at once; None where it can hold none."""
-        found = replace(self, one_by_one=False, turns=False).trained_by(server, Member(0, capacity), server.round)
-        return self._row(server, found) if found else None
+        found = self._fitting(server, self._widest_first(server, server.round), capacity)
+        return self._row(server, sorted(found)) if found else None
+
+    def full_size(self, server: Server) -> int:
+        """Of the task's model as wide as the server's, which no column is."""
+        whole = server.task.build(server.scale).state_dict()
+        return size({name: whole[name] for name in server.state[MODEL]})
 
     def _row(self, server: Server, columns: Sequence[int]) -> nn.Module:
         widths, axes = self._widths(server), server.main.axes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.clients import MODEL, Tensors
-from fedrolex.core import FedrolexError, sample, shuffle, words
+from fedrolex.core import FedrolexError, random_words, sample, shuffle
 from fedrolex.models import collect, evaluating, static_norms, with_statistics
 from fedrolex.rounds import Round, Server, State
 from fedrolex.slicing import Window
@@ -116,7 +116,7 @@ def teaching(round: Round, examples: int | None = None) -> Iterator[Public]:
     assert task.public is not None
     rows = public_rows(server, round.number, examples)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(words(1, server.seed, "server", round.number)[0] >> 1))
+        torch.manual_seed(int(random_words(1, server.seed, "server", round.number)[0] >> 1))
         yield Public(task.inputs(task.public.x[rows]), server.seed, round.number)
 
 

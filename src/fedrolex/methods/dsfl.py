@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit, copied
-from fedrolex.core import FedrolexError, check_numbers, shuffle, words
+from fedrolex.core import FedrolexError, check_numbers, random_words, shuffle
 from fedrolex.methods.distillation import pieces, public_rows, scores
 from fedrolex.methods.families import Families
 from fedrolex.methods.method import adding, size
@@ -145,7 +145,7 @@ class DSFL(Families):
         module.train()
         optimizer = torch.optim.SGD(module.parameters(), lr=self.lr)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(words(1, 0, "learning", *key)[0] >> 1))
+            torch.manual_seed(int(random_words(1, 0, "learning", *key)[0] >> 1))
             for epoch in range(self.epochs):
                 order = torch.from_numpy(shuffle(len(inputs), 0, "labels", *key, epoch)).to(inputs.device)
                 for rows in pieces(order, self.batch):

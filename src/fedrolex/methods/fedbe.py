@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from fedrolex.clients import MODEL, Tensors, Upload, copied
-from fedrolex.core import check_numbers, words
+from fedrolex.core import check_numbers, random_words
 from fedrolex.methods.distillation import AT_ONCE, Group, Public, check_examples_a_round, pieces, teaching
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.one_size import OneSize
@@ -89,7 +89,7 @@ class FedBE(OneSize, Weighted):
 
     def drawn(self, group: Group, seed: int, round: int) -> Iterator[dict[str, Tensor]]:
         """Models of the posterior: weights are drawn, buffers are the average's."""
-        draw = np.random.Generator(np.random.Philox(key=int(words(1, seed, "posterior", round)[0])))
+        draw = np.random.Generator(np.random.Philox(key=int(random_words(1, seed, "posterior", round)[0])))
         trained = [name for name, p in group.module.named_parameters() if p.requires_grad]
         fitted = {name: self.fitted(name, group) for name in trained} if self.posterior != "dirichlet" else {}
         for _ in range(self.samples):

@@ -19,7 +19,7 @@ from torch.nn.functional import kl_div
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Loss, Rate, Slot, Tensors, Upload, Visit, copied, in_precision
-from fedrolex.core import FedrolexError, check_numbers, words
+from fedrolex.core import FedrolexError, check_numbers, random_words
 from fedrolex.methods.averaging import Averaging
 from fedrolex.methods.method import adding
 from fedrolex.methods.settings import Weighting
@@ -135,7 +135,7 @@ class OrderedDropout(LocalTraining):
 def drawn(choices: Sequence[Narrow | None], seed: int, round: int, client: int) -> Iterator[Narrow | None]:
     """The model of every step of a client, drawn evenly; None is the whole sub-model."""
     for step in count():
-        yield choices[int(words(1, seed, "width", round, client, step)[0]) * len(choices) >> 64]
+        yield choices[int(random_words(1, seed, "width", round, client, step)[0]) * len(choices) >> 64]
 
 
 def narrower(widths: Sequence[Fraction], capacity: Fraction) -> list[Fraction]:

@@ -242,6 +242,10 @@ class Method:
         """The model that is judged, as it is measured: its static norms have statistics."""
         return measure.ready(server.task, self.judged(server))
 
+    def full_size(self, server: Server) -> int:
+        """Bytes of the model that clients would be sent if they could hold it whole."""
+        return size(server.state[self.leading(server)])
+
     def traffic(self, server: Server, job: Job, upload: Upload | None) -> tuple[int, int]:
         """Bytes that a job brought to its client and back; the answer is None where the client failed."""
         part = server.bytes(job)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedrolex.clients import MODEL, LocalTraining, Upload
-from fedrolex.core import FedrolexError, check_numbers, words
+from fedrolex.core import FedrolexError, check_numbers, random_words
 from fedrolex.methods.needs import Needs
 from fedrolex.methods.setup import Setup
 from fedrolex.methods.submodels import SubModels
@@ -198,5 +198,5 @@ class Private(SubModels):
 
     def _random(self, server: Server, round: int) -> np.random.Generator:
         """Where a round's noise comes from."""
-        low, high = (int(word) for word in words(2, server.seed, "noise", round))
+        low, high = (int(word) for word in random_words(2, server.seed, "noise", round))
         return np.random.Generator(np.random.Philox(key=secrets.randbits(128) if self.secret else low | high << 64))

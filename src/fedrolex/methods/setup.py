@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.clients import LocalTraining, Network
-from fedrolex.core import in_one_line, words
+from fedrolex.core import in_one_line, random_words
 from fedrolex.rounds import Fleet
 from fedrolex.slicing.traced_once import traced_once
 from fedrolex.tasks import Measure, Task
@@ -52,7 +52,7 @@ class Setup:
             whole: take a module that nothing can be cut from, too.
         """
         with torch.random.fork_rng(devices=[]), in_one_line("the model cannot be made"):
-            torch.manual_seed(int(words(1, self.seed, *key)[0] >> 1))
+            torch.manual_seed(int(random_words(1, self.seed, *key)[0] >> 1))
             module = build()
         axes = traced_once(module, self.task.example().cpu() if example is None else example, whole=whole)
         if example is None:

@@ -14,7 +14,7 @@ from math import floor, inf
 
 import numpy as np
 
-from fedrolex.core import FedrolexError, deck, shuffle, uniform, words
+from fedrolex.core import FedrolexError, deck, random_words, shuffle, uniform
 from fedrolex.slicing import Capacity, exact
 from fedrolex.slicing.windows import fraction
 
@@ -106,7 +106,7 @@ class Fleet:
         if not self.redrawn and self.shares is None:
             return self.levels[client % len(self.levels)]
         if self.redrawn:
-            draw, scale = int(words(1, self.seed, "capacity", round, client)[0]), 2**64
+            draw, scale = int(random_words(1, self.seed, "capacity", round, client)[0]), 2**64
         else:
             draw, scale = int(_ranks(self.clients, self.seed)[client]), self.clients
         total = Fraction(0)
@@ -126,7 +126,7 @@ class Fleet:
         """How much of its work a client manages in a round."""
         if not self.stragglers:
             return 1.0
-        late, part = uniform(words(2, self.seed, "straggler", round, client)).tolist()
+        late, part = uniform(random_words(2, self.seed, "straggler", round, client)).tolist()
         return part if late < self.stragglers else 1.0
 
     def members(self, round: int, able: Fraction | None = None) -> list[Member]:
@@ -192,7 +192,7 @@ class Fleet:
         A Poisson sample, however many that makes; ``key`` is of the stream it is drawn from.
         """
         most = int(chance * 2**64)
-        chosen = (c for c in self._called(round) if int(words(1, key, "sampled", round, c)[0]) < most)
+        chosen = (c for c in self._called(round) if int(random_words(1, key, "sampled", round, c)[0]) < most)
         return [Member(client, self.capacity(client, round), self.part(client, round)) for client in sorted(chosen)]
 
     def _called(self, round: int) -> Iterator[int]:
@@ -200,7 +200,8 @@ class Fleet:
         if isinstance(self.availability, int | float):
             chance = self.availability
             for client in deck(self.clients, self.seed, "cohort", round):
-                if chance == 1 or int(words(1, self.seed, "availability", round, client)[0]) < int(chance * 2**64):
+                word = 0 if chance == 1 else int(random_words(1, self.seed, "availability", round, client)[0])
+                if word < int(chance * 2**64):
                     yield client
         else:
             there = sorted(set(self.availability[round % len(self.availability)]))

@@ -20,11 +20,11 @@ from sys import float_info
 from typing import Any
 
 from fedrolex.core import FedrolexError, in_one_line
-from fedrolex.methods.method import size
 from fedrolex.recipes import Recipe
 from fedrolex.recipes.recipe import FREE
 from fedrolex.rounds import ClientStates
 from fedrolex.runs import checkpoint, format1
+from fedrolex.runs.advice import unmasked_rows
 from fedrolex.runs.callbacks import MetricsFile, tell, tell_row
 from fedrolex.runs.environment import environment
 from fedrolex.runs.lock import locked
@@ -181,6 +181,8 @@ class Run:
         self._check_measured(recipe, before, training.server.round)
         log = self._log_until(training.server.round, metrics)
         everyone = [log, *training.callbacks]
+        if training.server.round < recipe.rounds and (said := unmasked_rows(training)):
+            training.say(said)
         try:
             tell(everyone, "begin", training, self.folder)
             self._train(recipe, training, data, log, progress)
@@ -331,7 +333,7 @@ class Run:
             **_facts(training),
             "bytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows),
             "macs": _total(row.get("macs") for row in rows),
-            "bytes_of_full_model": 2 * size(server.state[method.leading(server)]) * members,
+            "bytes_of_full_model": 2 * method.full_size(server) * members,
             "dropped": sum(len(row["dropped"]) for row in rows),
             "void_rounds": sum(row["void"] for row in rows),
             "seconds": sum(row["seconds"] for row in rows),

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrolex.core import FedrolexError, in_one_line, shuffle, uniform, words
+from fedrolex.core import FedrolexError, in_one_line, random_words, shuffle, uniform
 
 Rows = NDArray[np.int64]
 Affinity = NDArray[np.float64]
@@ -111,7 +111,7 @@ def _dealt(labels: Tensor, drawn: Sequence[Rows], shards: int, seed: int, which:
     left: dict[int, list[Rows]] = {}
     parts: list[list[Rows]] = []
     for client, own in enumerate(drawn):
-        picks = words(len(own), seed, "shards", which, client)
+        picks = random_words(len(own), seed, "shards", which, client)
         parts.append([])
         for label, pick in zip(own.tolist(), picks.tolist(), strict=True):
             if label not in left:
@@ -198,7 +198,7 @@ def _dirichlet(
     parts: list[list[Rows]] = [[] for _ in range(clients)]
     sizes = np.zeros(clients)
     for label, rows in _by_class(labels, seed, attempt).items():
-        weights = gammaincinv(alpha, uniform(words(clients, seed, "dirichlet", attempt, label)))
+        weights = gammaincinv(alpha, uniform(random_words(clients, seed, "dirichlet", attempt, label)))
         if affinity is not None:
             weights = weights * affinity[:, label]
         open_ = sizes < len(labels) / clients
@@ -206,7 +206,7 @@ def _dirichlet(
             weights = weights * open_
         if not weights.sum() > 0:  # all underflowed: one client that may have it has it all
             able = np.arange(clients) if affinity is None else np.flatnonzero(affinity[:, label] > 0)
-            weights[able[int(words(1, seed, "dirichlet one", attempt, label)[0] % len(able))]] = 1.0
+            weights[able[int(random_words(1, seed, "dirichlet one", attempt, label)[0] % len(able))]] = 1.0
         for client, share in enumerate(_shares(rows, weights)):
             parts[client].append(share)
             sizes[client] += len(share)

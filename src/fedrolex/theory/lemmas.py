@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedrolex.core import FedrolexError, words
+from fedrolex.core import FedrolexError, random_words
 
 NEGLIGIBLE = 1e-18  # where the integrand of Lemma 2 is cut off
 BITS = 64  # behind the point, for sums whose terms are far larger than the result
@@ -66,7 +66,7 @@ def simulated_rounds(indices: int, times: int, trials: int, seed: int = 0) -> tu
     going = np.arange(trials)
     while len(going):
         round = int(needed[going[0]])
-        drawn = words(len(going), seed, "lemma", indices, times, round) % np.uint64(indices)
+        drawn = random_words(len(going), seed, "lemma", indices, times, round) % np.uint64(indices)
         counts[going, drawn] += 1
         missing[going] -= counts[going, drawn] == times
         needed[going] += 1
@@ -110,7 +110,7 @@ def simulated_node_rounds(size: int, width: int, trials: int, seed: int = 0) -> 
     going = np.arange(trials)
     while len(going):
         round = int(needed[going[0]])
-        keys = words(len(going) * size, seed, "nodes", size, width, round).reshape(-1, size)
+        keys = random_words(len(going) * size, seed, "nodes", size, width, round).reshape(-1, size)
         held[going[:, None], np.argpartition(keys, width - 1)[:, :width]] = True
         needed[going] += 1
         going = going[~held[going].all(1)]

@@ -9,7 +9,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from fedrolex.cli.console import console, remark
+from fedrolex.cli.console import console
 from fedrolex.cli.costs import costs_command
 from fedrolex.cli.lemmas import INDICES, TIMES, lemma_rows, show_lemmas
 from fedrolex.cli.options import AsJson, DataFolder, Settings
@@ -166,10 +166,6 @@ def _report(shelves: Iterable[Shelf], out: Path, as_json: bool, *, listed: bool)
         if as_json:
             continue
         collected.show(screen)
-        if shelf.scale != 1:
-            remark(screen, f"Scaled: rounds are {shelf.scale:g} of the cell's own.")
-        if "changed" in shelf.label:
-            remark(screen, f"Changed: {', '.join(shelf.settings)}.")
         screen.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(found if listed else found[0], indent=1))

@@ -1,7 +1,7 @@
 """``fedrolex paper --list``: every cell, whether it was run, and what it would cost."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
@@ -21,8 +21,8 @@ Row = dict[str, Any]
 Asked = tuple[Cell, list[int]]
 """A cell, and the seeds of the runs that are asked for."""
 
-HEADINGS = ("cell", "seeds", "rounds", "clients", "batch", "PMACs", "GiB", "seconds", "on", "seeds done",
-            "in the table")  # fmt: skip
+HEADINGS = ("cell", "seeds asked for", "rounds", "clients", "batch", "PMACs", "GiB", "seconds", "on",
+            "seeds done here", "seeds in the table")  # fmt: skip
 
 
 def list_cells(
@@ -44,7 +44,7 @@ def list_cells(
         screen.print(table(HEADINGS, map(_line, rows), f"{shelf.table}, {shelf.label}", words=1))
     if computed:
         remark(screen, f"Computed, without any run: {', '.join(f'fedrolex paper {name}' for name in computed)}.")
-    _remark_totals(screen, every, found[0][0].kind)
+    _remark_totals(screen, every, {shelf.kind: None for shelf, _ in found})
 
 
 def _listed(shelf: Shelf, asked: Sequence[Asked], costs: PaperCosts, out: Path) -> list[Row]:
@@ -97,12 +97,15 @@ def _seeds(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds)) or "–"
 
 
-def _remark_totals(screen: Console, rows: Sequence[Row], kind: str) -> None:
+def _remark_totals(screen: Console, rows: Sequence[Row], kinds: Iterable[str]) -> None:
     known = [row for row in rows if row["macs"] is not None]
     runs, rounds = sum(len(row["seeds"]) for row in rows), sum(len(row["seeds"]) * row["rounds"] for row in rows)
     macs = _number(sum(len(row["seeds"]) * row["macs"] for row in known), 1e15)
     sent = _number(sum(len(row["seeds"]) * row["bytes"] for row in known), 2**30)
-    remark(screen, f"Cells {len(rows)}, runs {runs}, rounds {rounds:,}; fedrolex show CELL@{kind} prints a recipe.")
+    remark(
+        screen,
+        f"Cells {len(rows)}, runs {runs}, rounds {rounds:,}; fedrolex show CELL@{' or @'.join(kinds)} prints a recipe.",
+    )
     if known:
         remark(
             screen,

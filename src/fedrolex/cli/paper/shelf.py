@@ -52,6 +52,12 @@ class Shelf:
         """Of the table's files; shelves with one name hold the same."""
         return f"{self.table}-{self.label}"
 
+    @property
+    def remarks(self) -> list[str]:
+        """In which way its results are not those of the cells."""
+        scaled = [f"Scaled: rounds are {self.scale:g} of the cell's own."] if self.scale != 1 else []
+        return scaled + ([f"Changed: {', '.join(self.settings)}."] if "changed" in self.label else [])
+
     def folder(self, cell: Cell) -> Path:
         """Of a cell's runs, one a seed."""
         return self.runs / self.table / self.label / cell.setup / cell.row
@@ -92,7 +98,7 @@ class Shelf:
         """All cells of the table with all finished runs, those in the table's file among them."""
         command = f"fedrolex paper {self.table} --kind {self.kind}" + f" --scale {self.scale:g}" * (self.scale != 1)
         command += "".join(f" --set {quote(word)}" for word in self.settings) + " --cell SETUP/ROW --seeds A,B,C"
-        found = PaperTable(out / f"{self.name}.json", f"{self.table}, {self.label}", command)
+        found = PaperTable(out / f"{self.name}.json", f"{self.table}, {self.label}", command, self.remarks)
         for cell in cells(self.table):
             recipe = self.known_recipe(cell)
             found.add(cell, recipe, [] if recipe is None else self.finished(cell))

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -10,7 +11,7 @@ from zlib import crc32
 
 from rich.console import Console
 
-from fedrolex.cli.console import table
+from fedrolex.cli.console import remark, table
 from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds, with_offsets
 from fedrolex.cli.paper.figures import draw_along, draw_local, draw_traffic, has_local
 from fedrolex.cli.seeds import number, spread
@@ -19,6 +20,7 @@ from fedrolex.core.version import code_version
 from fedrolex.recipes.paper import Cell
 from fedrolex.recipes.recipe import FREE, Recipe
 from fedrolex.runs import Run
+from fedrolex.runs.checkpoint import write_whole
 
 SHARES = {"global": "global_accuracy", "local": "local_accuracy_masked", "rare": "rare_accuracy"}
 """What is collected in per cent: its name in the table, and in a summary."""
@@ -26,8 +28,8 @@ SHARES = {"global": "global_accuracy", "local": "local_accuracy_masked", "rare":
 COLLECTED = frozenset({"global_accuracy", "rounds", "bytes", "seconds"})
 """What the summary of a finished run has at least."""
 
-HEADINGS = ("", "seeds", "global %", "paper", "difference", "with offsets %", "rare %", "with offsets %",
-            "local, masked %", "GiB sent", "client PMACs", "rounds")  # fmt: skip
+HEADINGS = ("", "seeds", "global %", "paper", "difference", "global, with offsets %", "rare %",
+            "rare, with offsets %", "local, masked %", "GiB sent", "client PMACs", "rounds")  # fmt: skip
 
 SUBMODELS = "accuracy of every capacity's sub-model, %"
 
@@ -76,10 +78,11 @@ class PaperTable:
         path: of its JSON file; what is there already stays, but for seeds that are given anew and cells whose recipe
             has changed since.
         title, command: what it is, and what makes it again.
+        remarks: sentences that belong below it.
     """
 
-    def __init__(self, path: Path, title: str, command: str) -> None:
-        self.path, self.title, self.command = path, title, command
+    def __init__(self, path: Path, title: str, command: str, remarks: Sequence[str] = ()) -> None:
+        self.path, self.title, self.command, self.remarks = path, title, command, list(remarks)
         self.rows: list[Row] = []
         self._kept = {(row["setup"], row["row"]): row for row in self._read()}
 
@@ -105,7 +108,9 @@ class PaperTable:
     @property
     def found(self) -> dict[str, Any]:
         """All of it, as it is written."""
-        return {"command": self.command, "title": self.title, "version": code_version(), "cells": self.rows}
+        remarks = {"remarks": self.remarks} if self.remarks else {}
+        about = {"command": self.command, "title": self.title, **remarks, "version": code_version()}
+        return {**about, "cells": self.rows}
 
     def show(self, screen: Console) -> None:
         """The table on the screen, a part for every data set."""
@@ -114,21 +119,25 @@ class PaperTable:
             if submodels:
                 screen.print(f"{setup}: {SUBMODELS}", style="bold", highlight=False)
                 screen.print(table(heading, submodels, words=1))
+        for said in self.remarks:
+            remark(screen, said)
 
     def write(self) -> list[Path]:
         """The results as JSON and as Markdown; the files."""
         text = [f"# {self.title}", "", f"`{self.command}`, fedrolex {code_version()}", ""]
+        text += [" ".join(self.remarks), ""] if self.remarks else []
         for setup, lines, (heading, *submodels) in self._parts():
             text += [f"## {setup}", "", *_markdown(HEADINGS, lines)]
             text += [f"{SUBMODELS[0].upper()}{SUBMODELS[1:]}:", "", *_markdown(heading, submodels)] if submodels else []
-        written = [self.path, self.path.with_suffix(".md")]
+        results = _flat(json.dumps(self.found, indent=1)) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            written[0].write_text(_flat(json.dumps(self.found, indent=1)) + "\n")
-            written[1].write_text("\n".join(text))
         except OSError as error:
             raise FedrolexError(f"cannot write into {self.path.parent}: {error.strerror}") from error
-        return written
+        written = {self.path: results, self.path.with_suffix(".md"): "\n".join(text)}
+        for path, content in written.items():
+            write_whole(path, content.encode())
+        return list(written)
 
     def draw(self, along: str | None) -> list[Path]:
         """Every figure that there is something to draw in; ``along`` is what the table's own figure has as its axis."""
@@ -162,6 +171,7 @@ class PaperTable:
             wanted = {"setup", "row", "recipe", "runs"}
             if all(wanted <= row.keys() for row in found):
                 for row in found:
+                    _check(row)
                     _totals(row["runs"])
                 return found
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
@@ -171,11 +181,24 @@ class PaperTable:
         )
 
 
+def _check(row: Row) -> None:
+    """Raise where a cell of a file is not as one is written: names, then the numbers of its runs."""
+    runs = row["runs"]
+    texts = [row["setup"], row["row"], *(run["on"] for run in runs if run.get("on") is not None)]
+    counts = [run[key] for run in runs for key in ("seed", "rounds")]
+    shares = [run[name] for run in runs for name in SHARES if name in run]
+    amounts = [run[key] for run in runs for key in ("bytes", "seconds", "macs") if run.get(key) is not None]
+    for kinds, values in (((str,), texts), ((int,), counts), ((int, float), [*shares, *amounts])):
+        if not all(isinstance(value, kinds) and not isinstance(value, bool) for value in values):
+            raise TypeError
+    if not (all(0 <= share <= 100 for share in shares) and all(0 <= number < inf for number in (*counts, *amounts))):
+        raise ValueError
+
+
 def _totals(runs: Sequence[Row]) -> Row:
     """What the runs of a cell come to; nothing for none."""
     if not runs:
         return {}
-    sorted({run["seed"]: None for run in runs})  # raises where they are no numbers
     found: Row = {}
     for name in SHARES:
         values = [float(each[name]) for each in runs if name in each or name == "global"]
@@ -197,9 +220,14 @@ def _line(row: Row) -> tuple[str, ...]:
     return (
         row["row"], str(len(row["seeds"]) or "–"), shares["global"], paper or "",
         "" if away is None else f"{away:+.2f}", offset["global"], shares["rare"], offset["rare"], shares["local"],
-        f"{row['gib']:.1f}" if row["seeds"] else "", f"{row['pmacs']:.2f}" if "pmacs" in row else "",
+        _amount(row["gib"], 1) if row["seeds"] else "", _amount(row["pmacs"], 2) if "pmacs" in row else "",
         str(row.get("rounds", "")),
     )  # fmt: skip
+
+
+def _amount(value: float, digits: int) -> str:
+    """With so many digits after the point, or as many as a small one needs."""
+    return f"{value:.{digits}f}" if value * 10**digits >= 1 else f"{value:.1g}"
 
 
 def _markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:

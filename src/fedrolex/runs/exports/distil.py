@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fedrolex.core import FedrolexError, words
+from fedrolex.core import FedrolexError, random_words
 from fedrolex.methods.distillation import Group, Public, scores
 from fedrolex.methods.feddf import FedDF
 from fedrolex.runs.exports.folder import named_tensors
@@ -39,7 +39,7 @@ def distilled(
     inputs = task.inputs(public.to(task.train.x.device))
     group = Group(copy.deepcopy(student), {}, {n: t.detach().clone() for n, t in named_tensors(student).items()})
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(int(words(1, seed, "export")[0] >> 1))
+        torch.manual_seed(int(random_words(1, seed, "export")[0] >> 1))
         target = scores(teacher, inputs).softmax(1)
         method = FedDF(steps=steps, patience=max(1, steps))
         taught = method.taught(group, target, Public(inputs, seed), held.inputs(held.test.x), held.test.y)

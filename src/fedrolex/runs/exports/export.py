@@ -124,9 +124,10 @@ class Exporter:
 
     @property
     def capacities(self) -> list[Fraction]:
-        """What clients of the run train."""
-        training = self.found.training
-        return list(training.method.sizes(training.server))
+        """Of the run's clients, those that there is a model for."""
+        method, server = self.found.training.method, self.found.training.server
+        every = list(method.sizes(server))
+        return every if self.options.one_model else [each for each in every if method.submodel(server, each)]
 
     @cached_property
     def whole(self) -> nn.Module:
@@ -143,9 +144,11 @@ class Exporter:
         """The task with examples to choose by in place of its test examples."""
         return self.found.training.server.task.held_out(HELD)
 
-    def folder_for(self, capacity: Fraction) -> Path:
-        """Where a capacity's model is written unless one says otherwise."""
-        return self.found.run.folder / "exports" / str(capacity).replace("/", "-")
+    def folder_for(self, capacity: Fraction, out: Path | None = None, *, alone: bool = False) -> Path:
+        """Where a capacity's model is written: in ``out``, which is for it ``alone`` or has a folder for each."""
+        if out is not None and alone:
+            return out
+        return (out or self.found.run.folder / "exports") / str(capacity).replace("/", "-")
 
     def __call__(self, capacity: Capacity, out: Path | str | None = None) -> Exported:
         """Choose, calibrate, teach where asked, measure on the test examples, and write."""
