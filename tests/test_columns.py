@@ -332,3 +332,28 @@ def test_every_column_has_a_momentum_of_its_own() -> None:
             torch.testing.assert_close(velocity, once[section][name] - begun[section][name])
             torch.testing.assert_close(twice[memory][name], twice[section][name] - once[section][name])
         assert any(tensor.any() for tensor in twice[memory].values())
+
+
+def test_the_full_model_that_bytes_are_compared_with_is_as_wide_as_the_server() -> None:
+    words = [*SMALL, "fleet.server_scale=2", 'fleet.capacities=["1", "1/2"]']
+    full = []
+    for method in ("columns", "fedrolex", "fedavg"):
+        made = prepare(Recipe(device="cpu").with_settings([*words, f"method={method}"]))
+        full.append(made.method.full_size(made.server))
+    assert full[0] == full[1] == full[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "harm"),
+    [
+        (["method.rows=true"], True),
+        (["method.rows=true", "client.mask=zero"], False),
+        ([], False),
+    ],
+)
+def test_rows_without_a_mask_are_said_to_do_harm_where_clients_lack_classes(
+    settings: list[str], harm: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [*SMALL, "method=columns", "rounds=1", "task.partition={name: labels, labels: 2}", *settings]
+    train(Recipe(device="cpu").with_settings(words), out=tmp_path / "run")
+    assert ("clients lack some of the 10 classes, where method.rows wants a mask" in capsys.readouterr().err) == harm

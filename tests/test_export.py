@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from fedrolex import Classification, Examples, Exported, Recipe, Run, Task, export, load, prepare, train
 from fedrolex.cli import progress
 from fedrolex.cli.app import app
+from fedrolex.core import FedrolexError
 from fedrolex.runs.exports.candidates import calibrated, candidates
 from fedrolex.runs.exports.export import Options
 from fedrolex.runs.exports.formats import can_write
@@ -415,6 +416,21 @@ def test_the_command_prints_tables_or_json(run: Run, tmp_path: Path) -> None:
     assert one["capacity"] == "1/4"
     assert len(one["windows"]) == 2
     assert Path(one["folder"]) == tmp_path / "b"
+
+
+def test_the_command_exports_every_capacity_that_has_a_model_and_begins_nothing_it_cannot_end(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", "method=columns", 'method.columns=["1/2", "1/2"]', "rounds=1")
+    few = ["export", str(run.folder), "--windows", "1", "--format", "pt2"]
+    done = CliRunner().invoke(app, [*few, "--json"])
+    assert [one["capacity"] for one in json.loads(done.stdout)["exports"]] == ["1", "1/2"]
+    twice = CliRunner().invoke(app, [*few, "--capacity", "1/2", "--capacity", "0.5", "--out", str(tmp_path / "half")])
+    assert twice.exit_code == 0, "one capacity, given twice"
+    assert (tmp_path / "half" / "model.json").is_file()
+    (tmp_path / "both" / "1-2").mkdir(parents=True)
+    (tmp_path / "both" / "1-2" / "mine").touch()
+    refused = CliRunner().invoke(app, [*few, "--out", str(tmp_path / "both")])
+    assert isinstance(refused.exception, FedrolexError)
+    assert [path.name for path in (tmp_path / "both").iterdir()] == ["1-2"]
 
 
 def test_the_command_says_what_it_does_in_a_pipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

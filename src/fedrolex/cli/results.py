@@ -1,7 +1,7 @@
 """What is shown of finished runs: a table, a verdict, a picture."""
 
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, sqrt
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -109,12 +109,20 @@ def verdict(results: list[dict[str, Any]], methods: list[str]) -> str:
     if not isfinite(gap):
         return f"{methods[0] if mean(methods[0]) < mean(best) else best} was not measured: there is nothing to compare."
     if gap == 0:
-        return f"{methods[0]} is as good as the best this fleet could do without it ({best})."
+        return f"{methods[0]} is as good as the best of what else is in this table ({best})."
     far = f"{100 * abs(gap):.1f} points" if by in ACCURACIES else f"{abs(gap):.3f} in {NAMES[by]}"
+    chance = _chance([result for result in results if result["method"] == best], mean(best)) if by in ACCURACIES else 0
+    little = " Chance alone makes as much of so few test examples." * (abs(gap) < chance)
     if gap > 0:
-        return f"{methods[0]} beats the best this fleet could do without it ({best}) by {far}."
+        return f"{methods[0]} beats the best of what else is in this table ({best}) by {far}.{little}"
     recipe = next(Path(result["run"]) / "recipe.yaml" for result in results if result["method"] == best)
-    return f"Here the fleet does better without {methods[0]}: {best}, by {far}. Its recipe is {recipe}."
+    return f"Here the fleet does better without {methods[0]}: {best}, by {far}.{little} Its recipe is {recipe}."
+
+
+def _chance(results: Sequence[dict[str, Any]], accuracy: float) -> float:
+    """Two standard errors of the difference between two models of about this accuracy, by the test examples alone."""
+    examples = sum(result.get("test_examples") or 0 for result in results)
+    return 2 * sqrt(2 * accuracy * (1 - accuracy) / examples) if examples else 0
 
 
 def still_rising(run: Run) -> str | None:

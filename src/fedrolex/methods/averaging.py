@@ -22,7 +22,7 @@ class Averaging(Weighted):
         norms: ``shared``, or ``per_capacity``: every capacity keeps scales and shifts of its own; the server's model
             has those of the largest.
         rows: average a class's part of the output layer over the clients that hold the class only. They must say
-            which they hold.
+            which they hold, and where some lack classes, ``client.mask`` must not be ``none``.
         server_optimizer: takes the average change as a gradient; see
             :class:`~fedrolex.methods.server_optimizer.ServerOptimizer`.
     """

@@ -52,7 +52,8 @@ class Columns(Weighted):
         turns: in about half of the rounds a device that has no room for all columns leaves its largest one to others
             and trains narrower ones, so that columns see more clients' examples.
         rows: average a class's part of a column's output layer over the clients that hold the class only, and let
-            columns answer for the classes they have seen. Clients must say which classes they hold.
+            columns answer for the classes they have seen. Clients must say which classes they hold, and where some lack
+            classes, ``client.mask`` must not be ``none``.
         server_optimizer: takes a column's average change as a gradient; see
             :class:`~fedrolex.methods.server_optimizer.ServerOptimizer`.
     """

@@ -3,6 +3,9 @@
 Alam, Liu, Yan, Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
 NeurIPS 2022. In round j a client of capacity β trains the ⌊βK⌋ nodes of every layer from j mod K on; the
 server averages each position over the clients that held it and keeps the rest.
+
+The windows are here; averaging position by position is :class:`~fedrolex.methods.averaging.Averaging`'s, by
+:class:`~fedrolex.slicing.Fold`.
 """
 
 from dataclasses import dataclass

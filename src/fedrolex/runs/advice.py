@@ -17,7 +17,5 @@ def unmasked_rows(training: Training) -> str | None:
     lacking = sum(count < task.classes for count in held)
     if not lacking:
         return None
-    said = (
-        f"{lacking} of {len(held)} clients lack some of the {task.classes} classes, and method.rows wants a mask there"
-    )
-    return f"{said}: client.mask=zero or neg_inf"
+    said = f"{lacking} of {len(held)} clients lack some of the {task.classes} classes"
+    return f"{said}, where method.rows wants a mask: client.mask=zero or neg_inf"
