@@ -36,3 +36,9 @@ def test_a_torchvision_model_on_a_folder(tmp_path: Path) -> None:
 def test_a_language_model_with_a_server_larger_than_every_client(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers are not installed")
     assert example("language_model").main(tmp_path, rounds=8) > 0.5
+
+
+def test_a_network_of_ones_own_on_arrays_and_what_a_small_device_runs_of_it(tmp_path: Path) -> None:
+    whole, quarter = example("own_model").main(tmp_path, rounds=8)
+    assert whole > 0.7
+    assert quarter > 0.6

@@ -1,4 +1,4 @@
-"""A worker's slot: the way back through a model, as a CPU does it soonest."""
+"""The way back through a model in a worker, as a CPU does it soonest: large layers step inside it."""
 
 from collections import Counter
 from collections.abc import Callable
