@@ -13,8 +13,8 @@ from fedrolex.clients.dropout import OwnDropout
 from fedrolex.clients.messages import Failure, Job, Kind, RoundPlan, Tensors
 from fedrolex.clients.slot import Precision
 from fedrolex.clients.visit import Visit, why_failed
-from fedrolex.engines.cpu.loop import Loop
 from fedrolex.engines.cpu.backward import CpuSlot, plain_rate
+from fedrolex.engines.cpu.loop import Loop
 from fedrolex.engines.cpu.units import Unit
 from fedrolex.engines.stacking import Stack
 from fedrolex.engines.visits import Key, epoch_of, starts, steps_of

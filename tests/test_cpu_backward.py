@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedrolex.clients.optimizer import Memory
 from fedrolex.clients.slot import Slot
 from fedrolex.clients.work import LocalTraining, Loss
-from fedrolex.engines.cpu.slot import LARGE, CpuSlot, plain_rate
+from fedrolex.engines.cpu.backward import LARGE, CpuSlot, plain_rate
 
 
 def model(layout: torch.memory_format) -> nn.Sequential:
