@@ -15,6 +15,7 @@ from told import told
 from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, Measure, Recipe, Run, Task, Training, export, load, prepare, train
+from fedrolex.core import FedrolexError
 from fedrolex.models import WithOffsets, class_offsets
 from fedrolex.runs import checkpoint
 from fedrolex.runs.model import filled
@@ -327,3 +328,15 @@ def test_fedgkt_has_no_one_model() -> None:
     made = trained(recipe.with_settings(["evaluation.offsets=false"]), 1)
     made.measure = replace(made.measure, offsets=True)
     assert why in told(made.evaluate), "details of a run ask so"
+
+
+def test_details_say_why_offsets_were_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(scores: Tensor, targets: Tensor) -> Tensor:
+        raise FedrolexError("a score is not finite")
+
+    monkeypatch.setattr("fedrolex.tasks.measure.class_offsets", refused)
+    train(RECIPE.with_settings(["rounds=1", "evaluation.offsets=false", "callbacks=[details]"]), out=tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "details.json").read_text())
+    assert "offsets" not in found
+    assert "not finite" in found["not_measured"]["offsets"]
+    assert found["submodels"]

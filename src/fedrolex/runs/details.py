@@ -1,7 +1,7 @@
 """What a finished run is worth to single clients and to every capacity: ``details.json`` in its folder."""
 
 import json
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ class Details(Callback):
 
     The file has ``submodels``, the score of every capacity's sub-model as a part of one; ``local``, where the task has
     accuracies of single clients, see :func:`local_accuracies`; and ``offsets``, where it has classes: what the model
-    and its sub-models would be with offsets of their classes, see :mod:`fedrolex.models.offsets`.
+    and its sub-models would be with offsets of their classes, see :mod:`fedrolex.models.offsets`. Where one of the last
+    two could not be measured, ``not_measured`` has the reason.
     """
 
     _folder: Path | None = None
@@ -38,18 +39,28 @@ class Details(Callback):
             return
         measure = replace(training.measure, submodels=True, offsets=False)
         found: dict[str, Any] = {"submodels": _measured(training, measure).get("submodels", {})}
-        with suppress(FedrolexError):  # the task has no accuracies of clients
-            found["local"] = local_accuracies(Models.of(training)(), training)
-        with suppress(FedrolexError):  # or no classes
-            measured = _measured(training, replace(measure, offsets=True))
-            kept = ("global_accuracy", "rare_accuracy", "submodels")
-            found["offsets"] = {key: measured[key] for key in kept if key in measured}
+        more: dict[str, Callable[[], dict[str, Any]]] = {
+            "local": lambda: local_accuracies(Models.of(training)(), training),
+            "offsets": lambda: _with_offsets(training, measure),
+        }
+        for name, measured in more.items():
+            try:
+                found[name] = measured()
+            except FedrolexError as error:  # the task has no accuracies of clients, or no classes
+                found.setdefault("not_measured", {})[name] = str(error)
         checkpoint.write_whole(self._folder / "details.json", f"{json.dumps(found)}\n".encode())
 
 
 def _measured(training: Training, measure: Measure) -> dict[str, Any]:
     with spread_over(threads_for(training.server.parameters)):
         return training.method.evaluate(training.judged, measure)
+
+
+def _with_offsets(training: Training, measure: Measure) -> dict[str, Any]:
+    """The accuracies that offsets of classes change."""
+    measured = _measured(training, replace(measure, offsets=True))
+    kept = ("global_accuracy", "rare_accuracy", "submodels")
+    return {key: measured[key] for key in kept if key in measured}
 
 
 def _is_finished(folder: Path, training: Training) -> bool:
