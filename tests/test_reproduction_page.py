@@ -19,8 +19,8 @@ OVERALL = ("overall-tuned", "overall-tuned-redrawn")
 LONGER = "overall-tuned-redrawn-changed-ae110644"
 
 
-def runs(table: str, setup: str, row: str) -> list[dict[str, Any]]:
-    cells = json.loads((ROOT / "results" / "paper" / f"{table}.json").read_text())["cells"]
+def runs(table: str, setup: str, row: str, folder: str = "paper") -> list[dict[str, Any]]:
+    cells = json.loads((ROOT / "results" / folder / f"{table}.json").read_text())["cells"]
     (found,) = (cell["runs"] for cell in cells if (cell["setup"], cell["row"]) == (setup, row))
     return sorted(found, key=lambda run: int(run["seed"]))
 
@@ -175,6 +175,73 @@ def test_words(name: str, row: str) -> None:
         assert found[3:-1] == pytest.approx(wanted, abs=0.051)
 
 
+TWO, BALANCED = "tuned-x0.2-changed-3d36ccbd", "tuned-x0.2-changed-805a092a"
+Cells = list[tuple[str, str, str]]
+"""Table, row, and which accuracy."""
+
+
+def of(table: str, *rows: object) -> Cells:
+    return [(f"{table}-{TWO}", str(row), "global") for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("heading", "name", "cells"),
+    [
+        *(
+            ("| two labels a client |", name, [*of("overall", row), *more])
+            for name, row, more in [
+                ("everyone trains 1 (a bound)", "largest", []),
+                ("columns one by one, two each", "columns-twice-one-by-one", []),
+                *(
+                    (name, row, [(f"overall-{BALANCED}", row, "global")])
+                    for name, row in [("columns one by one", "columns-one-by-one"), ("HeteroFL", "heterofl"),
+                                      ("only who can trains 1/4", "only-who-can-1-4"), ("FedRolex", "fedrolex")]
+                ),
+                ("columns in turns", "columns", []),
+                ("Federated Dropout, draws aligned", "federated-dropout", []),
+                ("everyone trains 1/16", "smallest", []),
+            ]
+        ),
+        *(
+            ("| a server γ times", name, of("gamma", *(f"{row}-{times}" for times in (2, 4, 8, 16))))
+            for name, row in [("everyone trains its own size", "own-size"), ("columns", "columns"),
+                              ("FedRolex", "fedrolex"), ("Federated Dropout, draws aligned", "federated-dropout")]
+        ),
+        ("| a share ρ", "FedRolex", of("rho", *(f"fedrolex-{share}" for share in ("0.0", 0.2, 0.5, 0.8, "1.0")))),
+        *(
+            ("| | household", name,
+             [*(of("real-world", row) if row != "heterofl" else []), *of("rare", row), (f"rare-{TWO}", row, "rare")])
+            for name, row in [("columns one by one", "columns-one-by-one"), ("columns in turns", "columns"),
+                              ("only who can trains 1/8", "only-who-can-1-8"), ("HeteroFL", "heterofl"),
+                              ("only who can trains 1/4", "only-who-can-1-4"), ("FedRolex", "fedrolex"),
+                              ("everyone trains 1/16", "smallest")]
+        ),
+        ("| the appendix |", "FedRolex, clients weigh alike, by size, by updates, by both",
+         of("weighting", "uniform", "size", "updates", "hybrid")),
+        ("| the appendix |", "FedRolex, overlap 0, 0.25, 0.5, 0.75, 1",
+         of("overlap", *(f"fedrolex-{share}" for share in (0, 0.25, 0.5, 0.75, 1)))),
+        *(
+            ("| the appendix |", f"{name}, 5, 10, 20 clients a round",
+             of("participation", *(f"{row}-{clients}" for clients in (5, 10, 20))))
+            for name, row in [("FedRolex", "fedrolex"), ("HeteroFL", "heterofl")]
+        ),
+    ],
+)  # fmt: skip
+def test_a_small_network(heading: str, name: str, cells: Cells) -> None:
+    wanted = []
+    for table, row, which in cells:
+        setup = "cifar10-rare" if table.startswith("rare") else "cifar10-high"
+        for run in runs(table, setup, row, "small"):
+            wanted += [run[which], run["offsets"][which]]
+    assert lines(heading)[name] == pytest.approx(wanted, abs=0.051)
+
+
+def test_every_row_of_a_small_network_is_checked() -> None:
+    checked = test_a_small_network.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    for heading in dict.fromkeys(heading for heading, _, _ in checked):
+        assert {name for where, name, _ in checked if where == heading} == set(lines(heading))
+
+
 def test_the_page_of_columns_has_the_figures_of_its_benchmark() -> None:
     page = (ROOT / "docs" / "methods" / "columns.md").read_text()
     found = json.loads((ROOT / "results" / "columns.json").read_text())["results"]
@@ -203,13 +270,14 @@ def test_the_page_of_training_has_the_figures_of_offsets() -> None:
         assert table[name] == pytest.approx(shares, abs=0.051), name
 
 
-def test_every_run_of_the_tables_is_asked_for_in_the_file_that_makes_them_again() -> None:
+@pytest.mark.parametrize("which", ["paper", "small"])
+def test_every_run_of_the_tables_is_asked_for_in_the_file_that_makes_them_again(which: str) -> None:
     asked: dict[str, set[tuple[str, int]]] = {}
-    for order in read_orders(ROOT / "results" / "paper.yaml", 1, []):
+    for order in read_orders(ROOT / "results" / f"{which}.yaml", 1, []):
         shelf = order.shelf(Path("runs"))
         runs_of_order = {(cell.label, seed) for cell in order.chosen() for seed in order.seeds}
         asked.setdefault(f"{shelf.table}-{shelf.label}", set()).update(runs_of_order)
-    for path in (ROOT / "results" / "paper").glob("*.json"):
+    for path in (ROOT / "results" / which).glob("*.json"):
         there = {
             (f"{cell['setup']}/{cell['row']}", seed)
             for cell in json.loads(path.read_text())["cells"]
