@@ -27,6 +27,7 @@ from fedrolex.tasks import Classification
 
 Reduction = Literal["era", "power", "none"]
 FIRST, LAST, NOW = "first", "labels", "asked"
+DESCRIBED = 2000  # public examples that static norms take their statistics from, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class LabelExchange(LocalTraining):
         """Keep the model, send its probabilities for this round's examples."""
         visit.kept = copied(visit.trained)
         asked = self.public[visit.job.sent[NOW]["ids"]]
-        visit.sent["probabilities"] = scores(visit.module(visit.trained), asked, self.public).softmax(1)
+        visit.sent["probabilities"] = scores(visit.module(visit.trained), asked, self.public[:DESCRIBED]).softmax(1)
 
 
 @dataclass(frozen=True, kw_only=True)
