@@ -50,6 +50,7 @@ DRAWN = "| capacities drawn anew every round, as released |"
 @pytest.mark.parametrize(
     ("heading", "name", "table", "row"),
     [
+        (OWN, "columns 1/2, 1/4, 1/8, 1/16 one by one", "overall-tuned", "columns-one-by-one"),
         (OWN, "columns 1/2, 1/4, 1/8, 1/16 in turns", "overall-tuned", "columns"),
         (OWN, "only who can trains 1/4, two models of it", "overall-tuned", "only-who-can-1-4-twice"),
         (OWN, "only who can trains 1/2", "overall-tuned", "only-who-can-1-2"),
@@ -92,8 +93,15 @@ def test_the_claims_on_top_are_those_of_the_tables() -> None:
     gap = claims["it is 31 points ahead of the smallest model that everyone can train"]
     assert f"everyone at 1/16 has {smallest:.1f} %" in gap
     assert [round(of(table, "fedrolex") - smallest) for table in ("overall-tuned-redrawn", LONGER)] == [7, 10]
-    columns = of("overall-tuned", "columns") - of("overall-tuned", "only-who-can-1-4")
+    columns = of("overall-tuned", "columns-one-by-one") - of("overall-tuned", "only-who-can-1-4")
     assert f"by {columns:.1f} points with two labels" in PAGE
+    behind = [
+        runs("gamma-tuned", "cifar10-high", f"own-size-{times}")[0]["global"]
+        - runs("gamma-tuned", "cifar10-high", f"fedrolex-{times}")[0]["global"]
+        for times in (2, 4, 8)
+    ]
+    four, sixteen, more = (round(each) for each in behind)
+    assert f"{four}, {sixteen} and {more} points behind" in claims["a server larger than every client works (Figure 4)"]
 
 
 def test_every_row_of_two_labels_is_checked() -> None:
@@ -103,25 +111,58 @@ def test_every_row_of_two_labels_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("columns in turns", "columns"),
-        ("only who can trains 1/4", "only-who-can-1-4"),
-        ("everyone trains 1/4 (a bound)", "everyone-1-4"),
-        ("columns one by one", None),
-    ],
+    ("name", "capacity"),
+    [("the row", "1"), ("its column of 1/2 alone", "1/2"), ("of 1/4", "1/4"), ("of 1/8", "1/8"), ("of 1/16", "1/16")],
 )
-def test_columns_one_by_one_before_their_rate_falls(name: str, row: str | None) -> None:
-    first = json.loads((ROOT / "results" / "columns_one_by_one_first_rounds.json").read_text())
-    curves = first["one_by_one"] if row is None else first["beside"][row]
+def test_columns_one_by_one_with_offsets(name: str, capacity: str) -> None:
+    each = runs("overall-tuned", "cifar10-high", "columns-one-by-one")
     wanted = []
-    for rounds in ("500", "700"):
-        each = [curves[seed][rounds] for seed in ("1", "2", "3")]
-        wanted += [*each, mean(each)]
-    assert lines("**Columns one by one**")[name] == pytest.approx(wanted, abs=0.0501)
-    if row is not None:  # what stands beside is of the tables
-        for run in runs("overall-tuned", "cifar10-high", row):
-            assert curves[str(run["seed"])]["700"] == run["curve"]["700"]
+    for shares in ([run["submodels"] for run in each], [run["offsets"]["submodels"] for run in each]):
+        own = [share[capacity] for share in shares]
+        wanted += [*own, mean(own)]
+    assert lines("### Offsets of classes")[name] == pytest.approx(wanted, abs=0.051)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("columns, two of the clients' size", "columns"), ("everyone trains its own size", "own-size"),
+     ("FedRolex", "fedrolex")],
+)  # fmt: skip
+def test_a_server_larger_than_every_client(name: str, row: str) -> None:
+    each = [run for times in (2, 4, 8) for run in runs("gamma-tuned", "cifar10-high", f"{row}-{times}")]
+    wanted = [share for run in each for share in (run["global"], run["offsets"]["global"])]
+    assert lines("## A server larger than every client")[name] == pytest.approx(wanted, abs=0.0051)
+
+
+@pytest.mark.parametrize(("name", "row"), [("HeteroFL", "heterofl"), ("FedRolex", "fedrolex")])
+def test_rare_classes_with_offsets(name: str, row: str) -> None:
+    (run,) = runs("rare-tuned", "cifar10-rare", row)
+    wanted = [run["global"], run["offsets"]["global"], run["rare"], run["offsets"]["rare"]]
+    assert lines("FedRolex and HeteroFL, seed 1, as trained")[name] == pytest.approx(wanted, abs=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("HeteroFL", "heterofl"), ("only who can trains 1/4", "only-who-can-1-4"), ("FedRolex", "fedrolex"),
+     ("columns in turns", "columns"), ("everyone trains 1/16", "smallest")],
+)  # fmt: skip
+def test_a_hundred_classes_as_far_as_they_were_trained(name: str, row: str) -> None:
+    cut = json.loads((ROOT / "results" / "first_rounds.json").read_text())["runs"]
+    (curve,) = [run["global_accuracy"] for run in cut if run["cell"] == f"overall/cifar100-high/{row}@tuned"]
+    wanted = [curve[rounds] for rounds in ("100", "200", "300", "450") if rounds in curve]
+    assert lines("## A hundred classes")[name] == pytest.approx(wanted, abs=0.0051)
+
+
+def test_what_offsets_gain_is_said_as_measured() -> None:
+    cells = [("overall-tuned", "columns-one-by-one")]
+    cells += [("gamma-tuned", f"{row}-{times}") for row in ("own-size", "fedrolex") for times in (2, 4, 8)]
+    cells += [("gamma-tuned", f"columns-{times}") for times in (2, 4)]
+    gains = [
+        run["offsets"]["global"] - run["global"] for cell in cells for run in runs(cell[0], "cifar10-high", cell[1])
+    ]
+    assert len(gains) == 11
+    assert (round(min(gains), 1), round(max(gains), 1)) == (2.5, 9.7)
+    assert "2.5 to 9.7 points in eleven runs" in (ROOT / "docs" / "training.md").read_text()
 
 
 @pytest.mark.parametrize(("name", "row"), [("columns", "columns"), ("HeteroFL", "heterofl"), ("FedRolex", "fedrolex")])

@@ -98,7 +98,7 @@ def test_a_comparison_is_on_the_same_data() -> None:
 
 def test_columns_stand_beside_everything_but_themselves() -> None:
     """Also where the server alone is larger than its devices; not where a single column would be left."""
-    assert list(alternatives(Recipe()))[3:] == ["columns 1/2, 1/4, 1/8, 1/16"]
+    assert list(alternatives(Recipe()))[3:] == ["columns 1/2, 1/4, 1/8, 1/16 one by one"]
     assert len(alternatives(Recipe().with_settings(["method=columns"]))) == 3
     wide = Recipe().with_settings(["fleet.capacities=[1]", "fleet.server_scale=4"])
     assert list(alternatives(wide)) == ["everyone trains 1", "columns 1, 1"]
@@ -109,11 +109,12 @@ def test_columns_stand_beside_everything_but_themselves() -> None:
     [
         ("capacities: [1]", ["everyone trains 1"]),
         ("capacities: rho:1", ["everyone trains 1", "columns 1/16, 1/16"]),
-        ("shares: [0, 0, 0, 0, 1]", ["everyone trains 1/16", "columns 1/2, 1/4, 1/8, 1/16"]),
+        ("shares: [0, 0, 0, 0, 1]", ["everyone trains 1/16", "columns 1/2, 1/4, 1/8, 1/16 one by one"]),
         ("capacities: rho:0.5", ["everyone trains 1/16", "only who can trains 1",
                                  "everyone trains 1 (a bound: they cannot)", "columns 1/16, 1/16"]),
         ("{clients: 3, cohort: 2}", ["everyone trains 1/4", "only who can trains 1/2",
-                                     "everyone trains 1 (a bound: they cannot)", "columns 1/2, 1/4, 1/8, 1/16"]),
+                                     "everyone trains 1 (a bound: they cannot)",
+                                     "columns 1/2, 1/4, 1/8, 1/16 one by one"]),
     ],
 )  # fmt: skip
 def test_alternatives_are_of_the_sizes_that_devices_have(fleet: str, names: list[str]) -> None:

@@ -49,7 +49,7 @@ def test_train_ends_in_a_table_beside_what_the_fleet_could_do_without(
         "everyone trains 1/16",
         "only who can trains 1/4",
         "a bound: they cannot",
-        "columns 1/2, 1/4, 1/8, 1/16",
+        "columns 1/2, 1/4, 1/8, 1/16 one by one",
         "picture:",
     ):
         assert text in result.output

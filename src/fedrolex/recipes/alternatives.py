@@ -18,7 +18,8 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
 
     Everyone trains the smallest model; only the devices that can hold the middle size train that; everyone trains the
     largest, a bound no such fleet reaches; and a row of columns, where there are several to train and the recipe does
-    not do so itself. Each model begins as one of its size does. Where all devices are alike, the first says it all.
+    not do so itself: one after the other where they have different widths, which costs little more. Each model begins
+    as one of its size does. Where all devices are alike, the first says it all.
     """
     scale, fleet = recipe.fleet.server_scale, recipe.fleet.build(recipe.seed, recipe.fleet.expected)
     levels = [level * scale for level in _held(fleet)]
@@ -37,8 +38,10 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
         found[f"everyone trains {largest} {BOUND}"] = homogeneous(largest)
     columns = carried(recipe.method, Columns)
     widths = columns.widths(fleet, scale)
-    if len(widths) > 1 and columns != recipe.method:
-        found[f"columns {', '.join(map(str, widths))}"] = trained_by(columns)
+    if len(widths) > 1 and not isinstance(recipe.method, Columns):
+        apart = len({*widths}) == len(widths)
+        name = f"columns {', '.join(map(str, widths))}{' one by one' * apart}"
+        found[name] = trained_by(replace(columns, one_by_one=apart))
     return found
 
 
