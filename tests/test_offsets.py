@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedrolex import Classification, Examples, Measure, Recipe, Run, Task, Training, export, load, prepare, train
 from fedrolex.core import FedrolexError
-from fedrolex.models import WithOffsets, class_offsets
+from fedrolex.models import OffsetSums, WithOffsets, class_offsets, find_offsets
 from fedrolex.runs import checkpoint
 from fedrolex.runs.model import filled
 
@@ -55,6 +55,46 @@ def trained(recipe: Recipe, rounds: int = 12) -> Training:
 
 
 # --- what they are ---
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(2, 8), st.integers(0, 1000), st.sampled_from([0.1, 3.0, 40.0]))
+def test_devices_that_add_up_their_sums_find_what_one_with_all_examples_finds(
+    classes: int, seed: int, size: float
+) -> None:
+    """In a dozen steps or so, each of which is a sum of a few numbers, of devices that hold two classes each."""
+    draw = torch.Generator().manual_seed(seed)
+    scores, y = size * torch.randn(200, classes, generator=draw), torch.randint(classes, (200,), generator=draw)
+    devices = [(scores[mine], y[mine]) for pair in range((classes + 1) // 2) if (mine := y // 2 == pair).any()]
+    asked = 0
+
+    def ask(offsets: Tensor) -> OffsetSums:
+        nonlocal asked
+        asked += 1
+        first, *others = (OffsetSums.of(*device, offsets) for device in devices)
+        for other in others:
+            first = first + other
+        return first
+
+    found = find_offsets(ask, classes)
+    torch.testing.assert_close(found.float(), class_offsets(scores, y), atol=1e-6, rtol=0)
+    assert asked < 40
+
+
+@pytest.mark.parametrize("size", [0.5, 5.0, 50.0])
+def test_nothing_near_them_is_better(size: float) -> None:
+    """What is least is the mean loss and a thousandth of the offsets' mean square, offsets without their mean."""
+    draw = torch.Generator().manual_seed(0)
+    scores, y = size * torch.randn(300, 5, generator=draw), torch.randint(5, (300,), generator=draw)
+
+    def cost(offsets: Tensor) -> float:
+        return float(nn.functional.cross_entropy(scores + offsets, y) + 1e-3 * offsets.square().mean())
+
+    found = class_offsets(scores.double(), y)
+    scores = scores.double()
+    for way in range(5):
+        for far in (0.03, -0.03):
+            assert cost(found) < cost(found + far * torch.eye(5)[way])
 
 
 def test_without_scores_they_are_the_logarithms_of_how_frequent_classes_are() -> None:

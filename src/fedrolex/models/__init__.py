@@ -14,7 +14,7 @@ from fedrolex.models.norms import (
     with_statistics,
     without_statistics,
 )
-from fedrolex.models.offsets import OFFSETS, WithOffsets, class_offsets
+from fedrolex.models.offsets import OFFSETS, OffsetSums, WithOffsets, class_offsets, find_offsets
 from fedrolex.models.preresnet import PreResNet, preresnet18, preresnet34
 from fedrolex.models.represented import TOP, Represented
 from fedrolex.models.resnet import ResNet
@@ -22,8 +22,8 @@ from fedrolex.models.vgg import VGG
 from fedrolex.models.words import WordTransformer
 
 __all__ = [
-    "OFFSETS", "TOP", "VGG", "ColumnModel", "ConvNet", "ImageModel", "LeNet", "Norm", "PreResNet", "Represented",
-    "ResNet", "WithOffsets", "WordTransformer",
-    "by_batch", "class_offsets", "collect", "evaluating", "norm_parameters", "preresnet18", "preresnet34",
-    "static_norms", "with_statistics", "without_statistics",
+    "OFFSETS", "TOP", "VGG", "ColumnModel", "ConvNet", "ImageModel", "LeNet", "Norm", "OffsetSums", "PreResNet",
+    "Represented", "ResNet", "WithOffsets", "WordTransformer",
+    "by_batch", "class_offsets", "collect", "evaluating", "find_offsets", "norm_parameters", "preresnet18",
+    "preresnet34", "static_norms", "with_statistics", "without_statistics",
 ]  # fmt: skip

@@ -14,25 +14,31 @@ CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "ser
 """What the figures of the paper have along their axis."""
 
 SMALL, LARGE = 2.5, 5.0  # widths of bins, in points
+DASHES = ("-", "--", ":", "-.")  # of the first rows, of those after all colours were used once, twice, ...
 
 
 def draw_along(axis: str, rows: Sequence[Row], title: str, path: Path) -> None:
-    """Accuracy along a figure's axis, a line for every row and set-up."""
+    """Accuracy along a figure's axis, a line for every row and set-up; dashed what it is with offsets of classes."""
 
     def draw(side: Any, rows: Sequence[Row]) -> None:
         lines: dict[str, list[tuple[float, Row]]] = {}
         for row in rows:
             line, _, at = row["row"].rpartition("-")
             lines.setdefault(line, []).append((float(at), row["global"]))
-        for colour, (line, points) in zip(COLOURS, lines.items(), strict=False):
-            places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-            means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
-            side.errorbar(places, means, spreads, color=colour, fmt="o-", markersize=3.5, capsize=3, label=line)
+            if "offsets" in row:
+                lines.setdefault(f"{line}, with offsets", []).append((float(at), row["offsets"]["global"]))
+        colours = dict(zip((line for line in lines if "," not in line), COLOURS, strict=False))
+        for line, points in lines.items():
+            if (name := line.partition(",")[0]) in colours:
+                places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+                means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
+                style = {"color": colours[name], "fmt": "o-" if line == name else "o--", "label": line}
+                side.errorbar(places, means, spreads, markersize=3.5, capsize=3, **style)
         side.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
         side.set(xlabel=axis, ylabel="global accuracy, %")
-        side.legend(frameon=False, fontsize=8)
+        side.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
-    _draw_setups(rows, title, path, draw)
+    _draw_setups(rows, title, path, draw, (6.4, 4.2))
 
 
 def draw_traffic(rows: Sequence[Row], title: str, path: Path) -> None:
@@ -44,8 +50,8 @@ def draw_traffic(rows: Sequence[Row], title: str, path: Path) -> None:
             rounds = sorted(set.intersection(*map(set, curves)))
             sent = [row["gib"] * at / row["rounds"] for at in rounds]
             means = [mean(curve[at] for curve in curves) for at in rounds]
-            dashed = "-" if number < len(COLOURS) else "--"
-            side.plot(sent, means, dashed, color=COLOURS[number % len(COLOURS)], label=row["row"])
+            dashes = DASHES[number // len(COLOURS) % len(DASHES)]
+            side.plot(sent, means, dashes, color=COLOURS[number % len(COLOURS)], label=row["row"])
         side.set(xlabel="sent in both directions, GiB", ylabel="global accuracy, %")
         if len(rows) > 1:
             side.set_xscale("log")
