@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from told import told
 
 from fedrolex.cli.paper.details import read_details, submodel_lines, submodels_over_seeds, with_offsets
-from fedrolex.cli.paper.figures import _shares
+from fedrolex.cli.paper.figures import _shares, draw_along, draw_traffic
 from fedrolex.cli.paper.table import PaperTable
 from fedrolex.recipes.paper import find_cell
 from fedrolex.runs import Run
@@ -180,3 +181,41 @@ def test_a_table_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path, mo
     table.add(cell, cell.recipe("tuned"), [result(2)])
     assert "No space left on device" in told(table.write)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
+
+
+def lines_drawn(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], None]) -> dict[str, tuple[Any, Any]]:
+    """The lines of a figure: label to colour and style."""
+    import matplotlib.pyplot as plt
+
+    found: dict[str, tuple[Any, Any]] = {}
+
+    def look(figure: Any) -> None:
+        for side in figure.axes:
+            for handle, label in zip(*side.get_legend_handles_labels(), strict=True):
+                line = handle if hasattr(handle, "get_linestyle") else handle[0]
+                found[label] = line.get_color(), line.get_linestyle()
+
+    monkeypatch.setattr(plt, "close", look)
+    draw()
+    return found
+
+
+def test_eleven_rows_of_a_figure_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = {"10": 20.0, "20": 30.0}
+    rows = [
+        {"setup": "cifar10-high", "row": f"row {number}", "gib": 1.0, "rounds": 20, "runs": [{"curve": curve}]}
+        for number in range(11)
+    ]
+    found = lines_drawn(monkeypatch, lambda: draw_traffic(rows, "title", tmp_path / "traffic.png"))
+    assert len(found) == len(set(found.values())) == 11
+
+
+def test_figures_along_an_axis_show_what_offsets_are_worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dashed, in the colour of their row; a row or a point without them has the plain one only."""
+    plain = {"setup": "cifar10-high", "global": {"mean": 50.0, "std": None}}
+    rows = [{**plain, "row": f"{row}-{times}"} for row in ("fedrolex", "columns") for times in (2, 4)]
+    rows[0] = {**rows[0], "offsets": {"global": {"mean": 55.0, "std": 1.0}}}
+    found = lines_drawn(monkeypatch, lambda: draw_along("γ", rows, "title", tmp_path / "gamma.png"))
+    assert list(found) == ["fedrolex", "fedrolex, with offsets", "columns"]
+    assert [style for _, style in found.values()] == ["-", "--", "-"]
+    assert found["fedrolex"][0] == found["fedrolex, with offsets"][0] != found["columns"][0]
