@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from methods_shared import group, small, states
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedrolex import FedrolexError
-from fedrolex.methods import FedDF, distillation
+from fedrolex import FedrolexError, models
+from fedrolex.methods import FedDF, distillation, dsfl
 from fedrolex.methods.distillation import Public, pieces
 
 TEACH = {
@@ -74,3 +75,20 @@ def test_static_norms_are_not_given_a_lonely_example(method: str, monkeypatch: p
 def test_one_public_example_is_refused(method: str, examples: str) -> None:
     with pytest.raises(FedrolexError, match=r"method\.examples"):
         small(f"method={method}", f"method.examples={examples}")
+
+
+def test_norms_of_clients_that_label_are_described_by_some_public_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by all: with 50,000 of them a round took half a minute."""
+    seen: list[int] = []
+    plain = models.collect
+
+    def collect(module: nn.Module, inputs: list[Tensor]) -> Any:
+        seen.append(sum(map(len, inputs)))
+        return plain(module, inputs)
+
+    monkeypatch.setattr(distillation, "collect", collect)
+    monkeypatch.setattr(dsfl, "DESCRIBED", 12)
+    made = small("method=dsfl", "method.examples=6", "task.model=preresnet18", "task.norm=static", "task.width=4")
+    states(made, 1)
+    assert seen
+    assert set(seen) == {12}
