@@ -84,13 +84,13 @@ def test_without_teaching_fedbe_is_fedavg() -> None:
 
 def test_opposite_teachers_leave_nothing_to_say() -> None:
     own = torch.randn(3, 4)
-    target = FedDF().target([group(own, -own)], torch.randn(5, 4))
+    target = FedDF().target([group(own, -own)], Public(torch.randn(5, 4)))
     torch.testing.assert_close(target, torch.full((5, 3), 1 / 3))
 
 
 def test_logits_are_averaged_not_probabilities() -> None:
     one, other, x = torch.randn(3, 4), 5 * torch.randn(3, 4), torch.randn(5, 4)
-    target = FedDF(temperature=2.0).target([group(one), group(other)], x)
+    target = FedDF(temperature=2.0).target([group(one), group(other)], Public(x))
     torch.testing.assert_close(target, (x @ ((one + other) / 4).T).softmax(1))
 
 
@@ -98,7 +98,7 @@ def test_one_client_teaches_itself_nothing() -> None:
     own, x = torch.randn(3, 4), torch.randn(30, 4)
     how, alone = FedDF(steps=4, judge_every=1), group(own)
     y = 1 - (x @ own.T).argmax(1).clamp(max=1)  # any change of the answers would look better
-    found = how.taught(alone, how.target([alone], x), Public(x), x, y)
+    found = how.taught(alone, how.target([alone], Public(x)), Public(x), x, y)
     torch.testing.assert_close(found["weight"], own)
 
 
@@ -107,7 +107,7 @@ def test_the_best_look_is_kept() -> None:
     right, x = torch.eye(3), torch.eye(3).repeat(10, 1)
     wrong = Group(nn.Linear(3, 3, bias=False), {}, {"weight": 5 * right}, [{"weight": -right}], [1.0])
     how = FedDF(steps=20, judge_every=5, lr=0.5)
-    found = how.taught(wrong, how.target([wrong], x), Public(x), x, torch.arange(3).repeat(10))
+    found = how.taught(wrong, how.target([wrong], Public(x)), Public(x), x, torch.arange(3).repeat(10))
     torch.testing.assert_close(found["weight"], 5 * right)
 
 
@@ -316,7 +316,7 @@ def test_without_steps_fedet_averages_and_copies_the_representation() -> None:
 def test_without_diversity_and_trust_fedet_learns_the_class_of_the_mean_logits() -> None:
     """λ = 0 and clients alike: FedDF's ensemble, with hard labels."""
     one, other, x = torch.randn(3, 4), 5 * torch.randn(3, 4), torch.randn(50, 4)
-    target = FedDF().target([group(one, other)], x)
+    target = FedDF().target([group(one, other)], Public(x))
     found = FedET(confident=False).consensus([x @ one.T, x @ other.T])
     assert torch.equal(found.label, target.argmax(1))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fedrolex.clients.slot import Precision
 from fedrolex.core import FedrolexError
 from fedrolex.slicing import Axes, Window
 from fedrolex.tasks import Task
@@ -136,6 +137,7 @@ class RoundPlan:
             come.
         summing: how answers may be added up where they lie; None where each is looked at.
         origin: how another process makes all this; None where only this one can.
+        precision: of products, the clients' and those of a server that learns.
     """
 
     round: int
@@ -150,6 +152,7 @@ class RoundPlan:
     jobs_of: Callable[[int], Sequence[Job]] = nobody
     summing: Summing | None = None
     origin: Origin | None = None
+    precision: Precision = "fp32"
 
     def upcoming(self) -> Sequence[Job]:
         """The jobs of the next round."""

@@ -1,6 +1,7 @@
 """A sub-model with its optimiser's memory, used again for every client of the same widths."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,11 +13,22 @@ from fedrolex.clients.optimizer import Memory
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
+def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, products are taken in ``precision``; TF32 is a switch of the whole process, which is set elsewhere.
+
+    Weights are cast anew wherever they are used: inside another autocast PyTorch would keep what it cast them to, and
+    so go on with the weights of the first step.
+    """
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
 def in_precision(forward: Callable[[Tensor], Tensor], x: Tensor, precision: Precision) -> Tensor:
     """Scores of a model whose products are taken in ``precision``; the scores are float32 at least."""
     if precision != "bf16":
         return forward(x)
-    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+    with products_in(precision, x.device):
         low = forward(x)
     return low.float()
 

@@ -94,7 +94,7 @@ class Device:
             jobs.append(replace(job, sent=sent, kept=kept))
         return OwnPlan(
             asked.round, server.seed, server.networks, server.state, server.view, training.work, jobs,
-            training.deadline, training.label_axis is not None, parts=parts,
+            training.deadline, training.label_axis is not None, precision=training.engine.precision, parts=parts,
         )  # fmt: skip
 
     def form(self, job: Job) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.clients import MODEL, Tensors
+from fedrolex.clients import MODEL, Precision, Tensors, products_in
 from fedrolex.core import FedrolexError, random_words, sample, shuffle
 from fedrolex.models import collect, evaluating, static_norms, with_statistics
 from fedrolex.rounds import Round, Server, State
@@ -31,11 +31,13 @@ class Public:
     Attributes:
         inputs: as models take them, ``(n, …)``.
         seed, round: of the run; with them, the order of batches is drawn.
+        precision: of the products of what is taught with them, and of teachers.
     """
 
     inputs: Tensor
     seed: int = 0
     round: int = 0
+    precision: Precision = "fp32"
 
     def batches(self, size: int, steps: int, purpose: str) -> Iterator[Tensor]:
         """Rows of ``steps`` random batches, epoch after epoch, int64."""
@@ -90,9 +92,9 @@ class Group:
         held = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         return {name: held[name].detach().clone() for name in self.average}
 
-    def scores(self, tensors: Tensors, inputs: Tensor) -> Tensor:
-        """Scores of a model of this size with these tensors, ``(n, classes)``."""
-        return scores(self.load(tensors), inputs)
+    def scores(self, tensors: Tensors, public: Public) -> Tensor:
+        """Scores of public examples of a model of this size with these tensors, ``(n, classes)``."""
+        return scores(self.load(tensors), public.inputs, precision=public.precision)
 
 
 def check_examples_a_round(examples: int | None) -> None:
@@ -117,17 +119,20 @@ def teaching(round: Round, examples: int | None = None) -> Iterator[Public]:
     rows = public_rows(server, round.number, examples)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(random_words(1, server.seed, "server", round.number)[0] >> 1))
-        yield Public(task.inputs(task.public.x[rows]), server.seed, round.number)
+        yield Public(task.inputs(task.public.x[rows]), server.seed, round.number, round.plan.precision)
 
 
-def scores(module: nn.Module, inputs: Tensor, statistics_of: Tensor | None = None) -> Tensor:
-    """Scores of a model in evaluation mode, ``(n, classes)``.
+def scores(
+    module: nn.Module, inputs: Tensor, statistics_of: Tensor | None = None, precision: Precision = "fp32"
+) -> Tensor:
+    """Scores of a model in evaluation mode, ``(n, classes)``, whose products are taken in ``precision``.
 
     Static batch norms take their statistics from the inputs, or from the inputs ``statistics_of``; those of a traced
     graph from every batch, as in version 0.1.0: what teachers say decides what is trained, which stays the same.
     """
-    if any(isinstance(norm, _BatchNorm) for norm in static_norms(module).values()):
-        source = inputs if statistics_of is None else statistics_of
-        module = with_statistics(module, collect(module, pieces(source, AT_ONCE)))
-    with evaluating(module):
-        return torch.cat([module(part).float() for part in pieces(inputs, AT_ONCE)])
+    with products_in(precision, inputs.device):
+        if any(isinstance(norm, _BatchNorm) for norm in static_norms(module).values()):
+            source = inputs if statistics_of is None else statistics_of
+            module = with_statistics(module, collect(module, pieces(source, AT_ONCE)))
+        with evaluating(module):
+            return torch.cat([module(part).float() for part in pieces(inputs, AT_ONCE)])

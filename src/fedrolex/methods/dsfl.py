@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients import MODEL, Job, LocalTraining, Tensors, Upload, Visit, copied
+from fedrolex.clients import MODEL, Job, LocalTraining, Precision, Tensors, Upload, Visit, copied, in_precision
 from fedrolex.core import FedrolexError, check_numbers, random_words, shuffle
 from fedrolex.methods.distillation import pieces, public_rows, scores
 from fedrolex.methods.families import Families
@@ -49,14 +49,16 @@ class LabelExchange(LocalTraining):
         last = visit.job.sent[LAST]
         if int(last["ids"][0]) >= 0:
             module, key = visit.module(visit.received), (visit.plan.seed, visit.plan.round, visit.job.client)
-            self.method.learn(module, self.public[last["ids"]], last["labels"], *key)
+            known = self.public[last["ids"]]
+            self.method.learn(module, known, last["labels"], *key, precision=visit.plan.precision)
             visit.received = copied(visit.network.axes.state(module, visit.job.window))
 
     def after(self, visit: Visit) -> None:
         """Keep the model, send its probabilities for this round's examples."""
         visit.kept = copied(visit.trained)
-        asked = self.public[visit.job.sent[NOW]["ids"]]
-        visit.sent["probabilities"] = scores(visit.module(visit.trained), asked, self.public[:DESCRIBED]).softmax(1)
+        asked, module = self.public[visit.job.sent[NOW]["ids"]], visit.module(visit.trained)
+        said = scores(module, asked, self.public[:DESCRIBED], visit.plan.precision)
+        visit.sent["probabilities"] = said.softmax(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,8 @@ class DSFL(Families):
         assert task.public is not None
         ids, labels = public_rows(server, round.number, self.examples), self.together(round.notes["said"])
         module = server.loaded()
-        self.learn(module, task.inputs(task.public.x[ids]), labels, server.seed, round.number, "server")
+        key, precision = (server.seed, round.number, "server"), round.plan.precision
+        self.learn(module, task.inputs(task.public.x[ids]), labels, *key, precision=precision)
         return {MODEL: copied(server.main.axes.state(module)), LAST: {"ids": ids, "labels": labels}}
 
     def together(self, every: Sequence[Tensor]) -> Tensor:
@@ -141,7 +144,9 @@ class DSFL(Families):
             return (mean.clamp(min=1e-30).log() / self.temperature).softmax(1)
         return mean
 
-    def learn(self, module: nn.Module, inputs: Tensor, labels: Tensor, *key: object) -> None:
+    def learn(
+        self, module: nn.Module, inputs: Tensor, labels: Tensor, *key: object, precision: Precision = "fp32"
+    ) -> None:
         """Teach a model labels, in place; ``key`` is that of the order of batches, and of what the model draws."""
         module.train()
         optimizer = torch.optim.SGD(module.parameters(), lr=self.lr)
@@ -150,7 +155,7 @@ class DSFL(Families):
             for epoch in range(self.epochs):
                 order = torch.from_numpy(shuffle(len(inputs), 0, "labels", *key, epoch)).to(inputs.device)
                 for rows in pieces(order, self.batch):
-                    said = module(inputs[rows]).log_softmax(1)
+                    said = in_precision(module, inputs[rows], precision).log_softmax(1)
                     loss = nn.functional.kl_div(said, labels[rows], reduction="batchmean")
                     optimizer.zero_grad()
                     loss.backward()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from fedrolex.clients import MODEL, Tensors, Upload, copied
+from fedrolex.clients import MODEL, Tensors, Upload, copied, in_precision
 from fedrolex.core import check_numbers, random_words
 from fedrolex.methods.distillation import AT_ONCE, Group, Public, check_examples_a_round, pieces, teaching
 from fedrolex.methods.needs import Needs
@@ -81,7 +81,7 @@ class FedBE(OneSize, Weighted):
         group = Group.of(round, new, MODEL, window)
         with teaching(round, self.examples) as public:
             teachers = [group.average, *self.drawn(group, server.seed, round.number), *group.uploads]
-            target = self.together(group.scores(each, public.inputs).softmax(1) for each in teachers)
+            target = self.together(group.scores(each, public).softmax(1) for each in teachers)
             taught = self.taught(group, target, public)
         whole = copied(new[MODEL])
         server.main.axes.put(whole, taught, window)
@@ -134,7 +134,7 @@ class FedBE(OneSize, Weighted):
         averaged: dict[str, Tensor] = {}
         seen, steps = 0, self.epochs * len(pieces(public.inputs, self.batch))
         for step, rows in enumerate(public.batches(self.batch, steps, "distil"), 1):
-            said = student(public.inputs[rows]).log_softmax(1)
+            said = in_precision(student, public.inputs[rows], public.precision).log_softmax(1)
             loss = nn.functional.kl_div(said, target[rows], reduction="batchmean")
             optimizer.zero_grad()
             (loss / target.shape[1] if self.by_class else loss).backward()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedrolex.clients import MODEL, copied
+from fedrolex.clients import MODEL, copied, in_precision
 from fedrolex.core import check_numbers
 from fedrolex.methods.distillation import Group, Public, check_examples_a_round, scores, teaching
 from fedrolex.methods.model_per_capacity import ModelPerCapacity
@@ -58,7 +58,7 @@ class FedDF(ModelPerCapacity):
             held, y = task.inputs(task.validation.x), task.validation.y
             groups = self.groups(round, new)
             with teaching(round, self.examples) as public:
-                target = self.target(groups.values(), public.inputs)
+                target = self.target(groups.values(), public)
                 taught = {level: self.taught(g, target, public, held, y, str(level)) for level, g in groups.items()}
             new = self.replaced(round, new, taught)
         if parts := self.parts(round.server):
@@ -66,9 +66,9 @@ class FedDF(ModelPerCapacity):
             new[MODEL] = copied({**round.state, **new}[section])
         return new
 
-    def target(self, groups: Iterable[Group], inputs: Tensor) -> Tensor:
+    def target(self, groups: Iterable[Group], public: Public) -> Tensor:
         """The softmax of the mean of all clients' logits, ``(n, classes)``."""
-        logits = torch.stack([group.scores(upload, inputs) for group in groups for upload in group.uploads]).mean(0)
+        logits = torch.stack([group.scores(upload, public) for group in groups for upload in group.uploads]).mean(0)
         return (logits / self.temperature).softmax(1)
 
     def taught(
@@ -83,11 +83,11 @@ class FedDF(ModelPerCapacity):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
 
         def accuracy() -> float:
-            return float((scores(student, held, public.inputs).argmax(1) == y).double().mean())
+            return float((scores(student, held, public.inputs, public.precision).argmax(1) == y).double().mean())
 
         best, found, since = accuracy(), group.tensors(), 0
         for step, rows in enumerate(public.batches(self.batch, self.steps, f"distil {key}"), 1):
-            said = student(public.inputs[rows]) / self.temperature
+            said = in_precision(student, public.inputs[rows], public.precision) / self.temperature
             loss = nn.functional.kl_div(said.log_softmax(1), target[rows], reduction="batchmean")
             optimizer.zero_grad()
             loss.backward()

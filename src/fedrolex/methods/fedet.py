@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedrolex.clients import MODEL, Network, copied
+from fedrolex.clients import MODEL, Network, copied, in_precision
 from fedrolex.core import FedrolexError, check_numbers
 from fedrolex.methods.distillation import Public, check_examples_a_round, teaching
 from fedrolex.methods.model_per_capacity import ModelPerCapacity
@@ -93,7 +93,7 @@ class FedET(ModelPerCapacity):
         axes.load(module, {**round.state[MODEL], **top})
         with teaching(round, self.examples) as public:
             if self.steps:
-                said = [group.scores(upload, public.inputs) for group, upload in uploads]
+                said = [group.scores(upload, public) for group, upload in uploads]
                 self.teach(module, public, self.consensus(said))
         large = copied(axes.state(module))
         small = {level: {**group.average, **{name: large[name] for name in TOP}} for level, group in groups.items()}
@@ -115,7 +115,7 @@ class FedET(ModelPerCapacity):
         module.train()
         optimizer = torch.optim.SGD(module.parameters(), lr=self.lr, momentum=self.momentum)
         for rows in public.batches(self.batch, self.steps, "transfer"):
-            said = module(public.inputs[rows])
+            said = in_precision(module, public.inputs[rows], public.precision)
             loss = cross_entropy(said, consensus.label[rows])
             if self.diversity:
                 apart = kl_div(said.log_softmax(1), consensus.apart[rows].softmax(1), reduction="none").sum(1)

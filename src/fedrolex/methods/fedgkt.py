@@ -17,7 +17,19 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy, kl_div
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrolex.clients import MODEL, Job, LocalTraining, Memory, Network, Slot, Upload, Visit, copied
+from fedrolex.clients import (
+    MODEL,
+    Job,
+    LocalTraining,
+    Memory,
+    Network,
+    Precision,
+    Slot,
+    Upload,
+    Visit,
+    copied,
+    in_precision,
+)
 from fedrolex.clients.optimizer import adam
 from fedrolex.core import FedrolexError, check_numbers, sample, shuffle
 from fedrolex.methods.distillation import scores
@@ -90,7 +102,8 @@ class EdgeTraining(LocalTraining):
             if visit.go_on is not None:
                 visit.go_on(visit.steps)
             said = None if teacher is None else teacher[rows]
-            losses.append(self.method.step(slot.module, memory, x[rows], data.y[rows], said, self.method.alpha))
+            how = self.method.alpha, plan.precision
+            losses.append(self.method.step(slot.module, memory, x[rows], data.y[rows], said, *how))
             visit.steps += 1
         visit.loss = float(torch.stack(losses).mean()) if losses else float("nan")
         visit.kept = {f"first.{place}": tensor for place, tensor in enumerate(memory.first)}
@@ -100,7 +113,8 @@ class EdgeTraining(LocalTraining):
     def after(self, visit: Visit) -> None:
         """Keep the network; send maps, logits and labels."""
         edge, x = cast(Edge, visit.module(visit.trained).eval()), visit.plan.task.inputs(visit.examples.x)
-        visit.sent = {"maps": edge.features(x), "logits": edge(x), "labels": visit.examples.y}
+        maps, logits = (in_precision(part, x, visit.plan.precision) for part in (edge.features, edge))
+        visit.sent = {"maps": maps, "logits": logits, "labels": visit.examples.y}
         visit.kept = copied(visit.trained) | (visit.kept or {})
 
 
@@ -176,10 +190,10 @@ class FedGKT(Method):
         torch._foreach_copy_(memory.first, [state[FIRST][name] for name in names])
         torch._foreach_copy_(memory.second, [state[SECOND][name] for name in names])
         memory.count.copy_(state[STEPS]["steps"])
-        key = (server.seed, round.number, "server")
+        key, precision = (server.seed, round.number, "server"), round.plan.precision
         for rows in batches(len(maps), self.server_batch, self.server_epochs, maps.device, *key):
-            self.step(module, memory, maps[rows], labels[rows], logits[rows], self.server_alpha)
-        answers = scores(module, maps).split([len(each["labels"]) for each in sent.values()])
+            self.step(module, memory, maps[rows], labels[rows], logits[rows], self.server_alpha, precision)
+        answers = scores(module, maps, precision=precision).split([len(each["labels"]) for each in sent.values()])
         for client, answer in zip(sent, answers, strict=True):
             round.remember(client, {LOGITS: answer})
         return {
@@ -190,12 +204,19 @@ class FedGKT(Method):
         }
 
     def step(
-        self, module: nn.Module, memory: Memory, x: Tensor, y: Tensor, teacher: Tensor | None, alpha: float
+        self,
+        module: nn.Module,
+        memory: Memory,
+        x: Tensor,
+        y: Tensor,
+        teacher: Tensor | None,
+        alpha: float,
+        precision: Precision = "fp32",
     ) -> Tensor:
         """One step of Adam on labels and, by ``alpha``, on a teacher's logits where there are any; returns the loss."""
         module.train()
         parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-        said = module(x)
+        said = in_precision(module, x, precision)
         loss = cross_entropy(said, y)
         if teacher is not None and alpha:
             loss = loss + alpha * self.distance(said, teacher)

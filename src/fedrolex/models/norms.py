@@ -101,13 +101,14 @@ def collect(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
     """Run batches through a model in evaluation mode and record what its static norms see.
 
     As long as norms have no statistics they use the batch's, as in training: deeper norms see inputs that were
-    normalised batch by batch, so batches should be large and mixed. Dropout and scalers are off.
+    normalised batch by batch, so batches should be large and mixed. Dropout and scalers are off. Moments of what is
+    below float32 are taken in float32.
     """
     seen: dict[str, Moments] = {}
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0]
+            x = inputs[0].to(torch.promote_types(inputs[0].dtype, torch.float32))
             variance, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
             now = Moments(x.numel() / x.shape[1], mean.double(), variance.double())
             seen[name] = seen[name].pooled(now) if name in seen else now

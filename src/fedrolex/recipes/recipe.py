@@ -59,7 +59,8 @@ class Recipe:
         engine: how client work runs: ``loop``, one client after the other; ``crew``, a worker for every core of a CPU;
             ``graph``, the cohort side by side on a GPU; ``ray``, workers on a cluster; ``auto``, the fastest for the
             device.
-        precision: of client work: ``fp32``, ``tf32`` (on a CPU the same as ``fp32``), ``bf16``.
+        precision: of products, the clients' and those of a server that learns: ``fp32``, ``tf32`` (on a CPU the same as
+            ``fp32``), ``bf16``.
         device: ``cpu``, ``cuda``, or ``auto``.
         weights: safetensors file to start from, or null.
         data: folder of the data sets; null is FEDROLEX_DATA, or ~/.cache/fedrolex.

@@ -143,6 +143,7 @@ class Training:
             self._jobs_of,
             self._summing(),
             self._origin(),
+            self.engine.precision,
         )
 
     def _summing(self) -> Summing | None:
