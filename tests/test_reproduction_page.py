@@ -138,7 +138,7 @@ def test_a_server_larger_than_every_client(name: str, row: str) -> None:
 def test_rare_classes_with_offsets(name: str, row: str) -> None:
     (run,) = runs("rare-tuned", "cifar10-rare", row)
     wanted = [run["global"], run["offsets"]["global"], run["rare"], run["offsets"]["rare"]]
-    assert lines("FedRolex and HeteroFL, seed 1, as trained")[name] == pytest.approx(wanted, abs=0.0051)
+    assert lines("FedRolex and HeteroFL, seed 1, 220.7 GiB each")[name] == pytest.approx(wanted, abs=0.0051)
 
 
 @pytest.mark.parametrize(
