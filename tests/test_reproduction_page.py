@@ -303,6 +303,12 @@ def test_the_page_of_training_has_the_figures_of_offsets() -> None:
     for name in found["two"]:
         shares = [found[split][name][measure] for split in ("two", "rare", "even") for measure in measures]
         assert table[name] == pytest.approx(shares, abs=0.051), name
+    rows = [found["two"][name] for name in ("columns in turns", "one by one", "one by one, two each")]
+    for measure, words in (
+        ("offsets, by column", "{:.1f}, {:.1f} and {:.1f} % (in turns"),
+        ("offsets", "{:.1f}, {:.1f} and {:.1f}."),
+    ):
+        assert words.format(*(row[measure] for row in rows)) in page
     curves = json.loads((ROOT / "results" / "offsets_cifar10.json").read_text())["curves"]
     table, at = lines("On CIFAR-10 (20,000 of the images", page), ("20", "50", "100", "150", "200")
     for name, row in (("FedRolex", "fedrolex"), ("HeteroFL", "heterofl"), ("columns in turns", "columns"),
