@@ -19,7 +19,9 @@ from fedrolex.cli.app import app
 from fedrolex.cli.progress import dropped
 from fedrolex.cli.results import show_results, verdict
 from fedrolex.cli.train import Planned, of_one_precision
+from fedrolex.methods import Columns
 from fedrolex.recipes import alternatives
+from fedrolex.runs.prepare import beside
 from fedrolex.runs.training import LATE
 
 QUICK = ["task.width=4", "task.limit=200", "rounds=2", "compare=true", "device=cpu"]
@@ -99,9 +101,42 @@ def test_a_comparison_is_on_the_same_data() -> None:
 def test_columns_stand_beside_everything_but_themselves() -> None:
     """Also where the server alone is larger than its devices; not where a single column would be left."""
     assert list(alternatives(Recipe()))[3:] == ["columns 1/2, 1/4, 1/8, 1/16 one by one"]
-    assert len(alternatives(Recipe().with_settings(["method=columns"]))) == 3
+    itself = Recipe().with_settings(["method=columns", "method.one_by_one=true"])
+    assert len(alternatives(itself)) == 3
+    assert len(alternatives(itself.with_settings(["method.columns=[1/4, 1/8]"]))) == 4
     wide = Recipe().with_settings(["fleet.capacities=[1]", "fleet.server_scale=4"])
     assert list(alternatives(wide)) == ["everyone trains 1", "columns 1, 1"]
+
+
+@pytest.mark.parametrize(
+    ("capacities", "name"),
+    [
+        ("[1, 1/2, 1/4]", "columns 1/2, 1/4 one by one"),
+        ("[1, 9/10, 8/10, 7/10]", "columns 9/10, 4/5, 7/10"),  # one by one: two and a half times the widest
+        ("[1, 1/2, 7/20]", "columns 1/2, 7/20 one by one"),
+        ("[1, 1/2, 3/8]", "columns 1/2, 3/8"),
+    ],
+)
+def test_columns_are_compared_one_by_one_where_that_costs_little(capacities: str, name: str) -> None:
+    recipe = Recipe().with_settings([f"fleet.capacities={capacities}"])
+    found = list(alternatives(recipe).items())
+    assert found[-1][0] == name
+    assert isinstance(found[-1][1].method, Columns)
+    assert found[-1][1].method.one_by_one == name.endswith("one by one")
+
+
+def test_columns_that_were_compared_together_by_an_earlier_version_go_on_so(tmp_path: Path) -> None:
+    """With their own name beside their number, also one run a seed."""
+    recipe = Recipe(compare=True)
+    together = replace(list(alternatives(recipe).values())[-1], method=Columns())
+    run = tmp_path / "run"
+    assert list(beside(run, recipe))[-1][0] == "columns 1/2, 1/4, 1/8, 1/16 one by one"
+    for there in ("run-alone-4", "seeds-alone-4/seed-2"):
+        Run.create(tmp_path / there, together)
+    for folder in (run, tmp_path / "seeds"):
+        what, place, other = list(beside(folder, recipe))[-1]
+        assert (what, place.name) == ("columns 1/2, 1/4, 1/8, 1/16", f"{folder.name}-alone-4")
+        assert other == together
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrolex.clients import MODEL, Job, LocalTraining, Precision, Tensors, Upload, Visit, copied, in_precision
-from fedrolex.core import FedrolexError, check_numbers, random_words, shuffle
+from fedrolex.core import FedrolexError, check_numbers, random_words, sample, shuffle
 from fedrolex.methods.distillation import pieces, public_rows, scores
 from fedrolex.methods.families import Families
 from fedrolex.methods.method import adding, size
@@ -57,7 +57,8 @@ class LabelExchange(LocalTraining):
         """Keep the model, send its probabilities for this round's examples."""
         visit.kept = copied(visit.trained)
         asked, module = self.public[visit.job.sent[NOW]["ids"]], visit.module(visit.trained)
-        said = scores(module, asked, self.public[:DESCRIBED], visit.plan.precision)
+        some = sample(len(self.public), min(len(self.public), DESCRIBED), visit.plan.seed, "described")
+        said = scores(module, asked, self.public[torch.from_numpy(some)], visit.plan.precision)
         visit.sent["probabilities"] = said.softmax(1)
 
 

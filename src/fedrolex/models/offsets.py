@@ -56,7 +56,7 @@ class OffsetSums:
     def of(cls, scores: Tensor, targets: Tensor, offsets: Tensor) -> Self:
         """Of examples with scores ``(n, classes)`` and targets ``(n,)``; a class whose offset is −∞ is left out."""
         logs = (scores.detach().double().cpu() + offsets).log_softmax(1)
-        likely, targets = logs.exp(), targets.cpu()
+        likely, targets = logs.exp(), targets.long().cpu()
         examples = torch.bincount(targets, minlength=len(offsets)).double()
         loss = -logs[torch.arange(len(targets)), targets].sum()
         return cls(examples, loss, likely.sum(0) - examples, likely.sum(0).diag() - likely.T @ likely)
@@ -110,5 +110,8 @@ def class_offsets(scores: Tensor, targets: Tensor) -> Tensor:
         scores: ``(n, classes)``, finite.
         targets: ``(n,)``, int64.
     """
-    found = find_offsets(lambda offsets: OffsetSums.of(scores, targets, offsets), scores.shape[1])
+    known, y = targets.long().cpu().unique(return_inverse=True)
+    x = scores.detach().double().cpu()[:, known]
+    found = torch.zeros(scores.shape[1], dtype=torch.float64)
+    found[known] = find_offsets(lambda offsets: OffsetSums.of(x, y, offsets), len(known))
     return found.to(scores.device, torch.promote_types(scores.dtype, torch.float32))

@@ -11,6 +11,9 @@ from fedrolex.rounds import Fleet
 FEW = 10_000  # clients that are looked at one by one
 BOUND = "(a bound: they cannot)"
 """Ends the name of what is beyond a fleet."""
+ONE_BY_ONE = " one by one"
+"""Ends the name of columns that are trained so."""
+LITTLE = 1.5  # what one by one may cost, by the squares of widths, as a part of the widest column alone
 
 
 def alternatives(recipe: Recipe) -> dict[str, Recipe]:
@@ -18,8 +21,8 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
 
     Everyone trains the smallest model; only the devices that can hold the middle size train that; everyone trains the
     largest, a bound no such fleet reaches; and a row of columns, where there are several to train and the recipe does
-    not do so itself: one after the other where they have different widths, which costs little more. Each model begins
-    as one of its size does. Where all devices are alike, the first says it all.
+    not do so itself: one by one where that costs little more than the widest column alone. Each model begins as one of
+    its size does. Where all devices are alike, the first says it all.
     """
     scale, fleet = recipe.fleet.server_scale, recipe.fleet.build(recipe.seed, recipe.fleet.expected)
     levels = [level * scale for level in _held(fleet)]
@@ -38,10 +41,9 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
         found[f"everyone trains {largest} {BOUND}"] = homogeneous(largest)
     columns = carried(recipe.method, Columns)
     widths = columns.widths(fleet, scale)
-    if len(widths) > 1 and not isinstance(recipe.method, Columns):
-        apart = len({*widths}) == len(widths)
-        name = f"columns {', '.join(map(str, widths))}{' one by one' * apart}"
-        found[name] = trained_by(replace(columns, one_by_one=apart))
+    columns = replace(columns, one_by_one=sum(width**2 for width in widths) <= LITTLE * max(widths) ** 2)
+    if len(widths) > 1 and columns != recipe.method:
+        found[f"columns {', '.join(map(str, widths))}{ONE_BY_ONE * columns.one_by_one}"] = trained_by(columns)
     return found
 
 

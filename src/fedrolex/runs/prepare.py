@@ -15,8 +15,9 @@ from fedrolex.core import CALLBACKS, ENGINES, FedrolexError, in_one_line
 from fedrolex.core.device import pick_device
 from fedrolex.data.where import data_folder
 from fedrolex.engines.gpu.precision import use_tf32
-from fedrolex.methods import Setup
+from fedrolex.methods import Columns, Setup
 from fedrolex.recipes import Recipe, alternatives
+from fedrolex.recipes.alternatives import ONE_BY_ONE
 from fedrolex.recipes.task import GivenInPython
 from fedrolex.rounds import Engine, Server, WeightMean
 from fedrolex.runs import checkpoint
@@ -205,10 +206,24 @@ def train(
 
 
 def beside(folder: Path, recipe: Recipe) -> Iterator[tuple[str, Path, Recipe]]:
-    """What a recipe is compared with, if it says so: what it is, its run's folder, and its recipe."""
+    """What a recipe is compared with, if it says so: what it is, its run's folder, and its recipe.
+
+    Columns that have begun together, as earlier versions compared them, go on so.
+    """
     folder = folder if folder.name not in UNNAMED else folder.resolve()
     for number, (what, other) in enumerate((alternatives(recipe) if recipe.compare else {}).items(), 1):
-        yield what, folder.with_name(f"{folder.name}-alone-{number}"), other
+        place = folder.with_name(f"{folder.name}-alone-{number}")
+        if what.endswith(ONE_BY_ONE) and _began_together(place):
+            assert isinstance(other.method, Columns)
+            what, other = what.removesuffix(ONE_BY_ONE), replace(other, method=replace(other.method, one_by_one=False))
+        yield what, place, other
+
+
+def _began_together(place: Path) -> bool:
+    """Whether a run of columns is there, or one for every seed, that does not train them one by one."""
+    there = [path.parent for path in (*place.glob("recipe.yaml"), *place.glob("seed-*/recipe.yaml"))]
+    methods = [Run(folder).recipe().method for folder in there]
+    return any(isinstance(method, Columns) and not method.one_by_one for method in methods)
 
 
 def _new(recipe: Recipe, task: Task | None) -> Recipe:

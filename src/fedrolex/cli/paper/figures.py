@@ -14,6 +14,7 @@ CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "ser
 """What the figures of the paper have along their axis."""
 
 SMALL, LARGE = 2.5, 5.0  # widths of bins, in points
+MARKERS = ("o", "s", "^", "D")  # likewise, along an axis
 DASHES = ("-", "--", ":", "-.")  # of the first rows, of those after all colours were used once, twice, ...
 
 
@@ -21,22 +22,23 @@ def draw_along(axis: str, rows: Sequence[Row], title: str, path: Path) -> None:
     """Accuracy along a figure's axis, a line for every row and set-up; dashed what it is with offsets of classes."""
 
     def draw(side: Any, rows: Sequence[Row]) -> None:
-        lines: dict[str, list[tuple[float, Row]]] = {}
+        lines: dict[tuple[str, bool], list[tuple[float, Row]]] = {}  # by row, and whether with offsets
         for row in rows:
             line, _, at = row["row"].rpartition("-")
-            lines.setdefault(line, []).append((float(at), row["global"]))
+            lines.setdefault((line, False), []).append((float(at), row["global"]))
             if "offsets" in row:
-                lines.setdefault(f"{line}, with offsets", []).append((float(at), row["offsets"]["global"]))
-        colours = dict(zip((line for line in lines if "," not in line), COLOURS, strict=False))
-        for line, points in lines.items():
-            if (name := line.partition(",")[0]) in colours:
-                places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-                means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
-                style = {"color": colours[name], "fmt": "o-" if line == name else "o--", "label": line}
-                side.errorbar(places, means, spreads, markersize=3.5, capsize=3, **style)
+                lines.setdefault((line, True), []).append((float(at), row["offsets"]["global"]))
+        order = list(dict.fromkeys(line for line, _ in lines))
+        for (line, offsets), points in lines.items():
+            places, values = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+            means, spreads = [each["mean"] for each in values], [each["std"] or 0 for each in values]
+            again, colour = divmod(order.index(line), len(COLOURS))
+            style = {"color": COLOURS[colour], "marker": MARKERS[again % len(MARKERS)], "markersize": 3.5, "capsize": 3}
+            label, dashes = (f"{line}, with offsets", "--") if offsets else (line, "-")
+            side.errorbar(places, means, spreads, linestyle=dashes, label=label, **style)
         side.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
         side.set(xlabel=axis, ylabel="global accuracy, %")
-        side.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        side.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=3.5)
 
     _draw_setups(rows, title, path, draw, (6.4, 4.2))
 
