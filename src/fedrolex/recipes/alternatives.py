@@ -11,18 +11,19 @@ from fedrolex.rounds import Fleet
 FEW = 10_000  # clients that are looked at one by one
 BOUND = "(a bound: they cannot)"
 """Ends the name of what is beyond a fleet."""
-ONE_BY_ONE = " one by one"
-"""Ends the name of columns that are trained so."""
 LITTLE = 1.5  # what one by one may cost, by the squares of widths, as a part of the widest column alone
 
 
-def alternatives(recipe: Recipe) -> dict[str, Recipe]:
+def alternatives(recipe: Recipe, begun: Columns | None = None) -> dict[str, Recipe]:
     """What a recipe's fleet could do instead, by name: every result stands beside these.
 
     Everyone trains the smallest model; only the devices that can hold the middle size train that; everyone trains the
     largest, a bound no such fleet reaches; and a row of columns, where there are several to train and the recipe does
     not do so itself: one by one where that costs little more than the widest column alone. Each model begins as one of
     its size does. Where all devices are alike, the first says it all.
+
+    Args:
+        begun: the row of columns, where one has begun already; an earlier version did not train them one by one.
     """
     scale, fleet = recipe.fleet.server_scale, recipe.fleet.build(recipe.seed, recipe.fleet.expected)
     levels = [level * scale for level in _held(fleet)]
@@ -39,11 +40,12 @@ def alternatives(recipe: Recipe) -> dict[str, Recipe]:
     if largest != smallest:
         found[f"only who can trains {middle}"] = homogeneous(middle, able_only=True)
         found[f"everyone trains {largest} {BOUND}"] = homogeneous(largest)
-    columns = carried(recipe.method, Columns)
+    columns = begun or carried(recipe.method, Columns)
     widths = columns.widths(fleet, scale)
-    columns = replace(columns, one_by_one=sum(width**2 for width in widths) <= LITTLE * max(widths) ** 2)
+    cheap = sum(width**2 for width in widths) <= LITTLE * max(widths) ** 2
+    columns = begun or replace(columns, one_by_one=cheap)
     if len(widths) > 1 and columns != recipe.method:
-        found[f"columns {', '.join(map(str, widths))}{ONE_BY_ONE * columns.one_by_one}"] = trained_by(columns)
+        found[f"columns {', '.join(map(str, widths))}{' one by one' * columns.one_by_one}"] = trained_by(columns)
     return found
 
 

@@ -17,7 +17,6 @@ from fedrolex.data.where import data_folder
 from fedrolex.engines.gpu.precision import use_tf32
 from fedrolex.methods import Columns, Setup
 from fedrolex.recipes import Recipe, alternatives
-from fedrolex.recipes.alternatives import ONE_BY_ONE
 from fedrolex.recipes.task import GivenInPython
 from fedrolex.rounds import Engine, Server, WeightMean
 from fedrolex.runs import checkpoint
@@ -208,22 +207,25 @@ def train(
 def beside(folder: Path, recipe: Recipe) -> Iterator[tuple[str, Path, Recipe]]:
     """What a recipe is compared with, if it says so: what it is, its run's folder, and its recipe.
 
-    Columns that have begun together, as earlier versions compared them, go on so.
+    Columns that have begun go on as they are: an earlier version did not train them one by one.
     """
     folder = folder if folder.name not in UNNAMED else folder.resolve()
-    for number, (what, other) in enumerate((alternatives(recipe) if recipe.compare else {}).items(), 1):
-        place = folder.with_name(f"{folder.name}-alone-{number}")
-        if what.endswith(ONE_BY_ONE) and _began_together(place):
-            assert isinstance(other.method, Columns)
-            what, other = what.removesuffix(ONE_BY_ONE), replace(other, method=replace(other.method, one_by_one=False))
-        yield what, place, other
+
+    def place(number: int) -> Path:
+        return folder.with_name(f"{folder.name}-alone-{number}")
+
+    found = alternatives(recipe) if recipe.compare else {}
+    if (begun := _columns_in(place(len(found)))) is not None:
+        found = alternatives(recipe, begun)
+    for number, (what, other) in enumerate(found.items(), 1):
+        yield what, place(number), other
 
 
-def _began_together(place: Path) -> bool:
-    """Whether a run of columns is there, or one for every seed, that does not train them one by one."""
-    there = [path.parent for path in (*place.glob("recipe.yaml"), *place.glob("seed-*/recipe.yaml"))]
-    methods = [Run(folder).recipe().method for folder in there]
-    return any(isinstance(method, Columns) and not method.one_by_one for method in methods)
+def _columns_in(folder: Path) -> Columns | None:
+    """The method of the run there, or of the first seed's run, where it is columns."""
+    there = sorted((*folder.glob("recipe.yaml"), *folder.glob("seed-*/recipe.yaml")))
+    method = Run(there[0].parent).recipe().method if there else None
+    return method if isinstance(method, Columns) else None
 
 
 def _new(recipe: Recipe, task: Task | None) -> Recipe:
