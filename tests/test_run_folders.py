@@ -100,10 +100,11 @@ def test_a_folder_that_is_empty_is_taken(tmp_path: Path) -> None:
     assert "exists already" in told(lambda: Run.create(tmp_path, RECIPE))
 
 
+@pytest.mark.parametrize("compare", ["false", "true"])
 @pytest.mark.parametrize("folder", [".", "", "..", "/"])
-def test_a_new_run_has_a_name(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_run_has_a_name(folder: str, compare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "name its folder" in told(lambda: train(RECIPE, out=folder))
+    assert "name its folder" in told(lambda: train(RECIPE.with_settings([f"compare={compare}"]), out=folder))
     assert not list(tmp_path.iterdir())
 
 

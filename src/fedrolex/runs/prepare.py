@@ -3,6 +3,7 @@
 import copy
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -214,8 +215,8 @@ def beside(folder: Path, recipe: Recipe) -> Iterator[tuple[str, Path, Recipe]]:
     def place(number: int) -> Path:
         return folder.with_name(f"{folder.name}-alone-{number}")
 
-    found = alternatives(recipe) if recipe.compare else {}
-    if (begun := _columns_in(place(len(found)))) is not None:
+    found = alternatives(recipe) if recipe.compare and folder.name else {}  # a run in / is refused where it is made
+    if found and (begun := _columns_in(place(len(found)))) is not None:
         found = alternatives(recipe, begun)
     for number, (what, other) in enumerate(found.items(), 1):
         yield what, place(number), other
@@ -223,7 +224,9 @@ def beside(folder: Path, recipe: Recipe) -> Iterator[tuple[str, Path, Recipe]]:
 
 def _columns_in(folder: Path) -> Columns | None:
     """The method of the run there, or of the first seed's run, where it is columns."""
-    there = sorted((*folder.glob("recipe.yaml"), *folder.glob("seed-*/recipe.yaml")))
+    there: list[Path] = []
+    with suppress(OSError, ValueError):  # a name that no folder can have is refused where the run is made
+        there = sorted((*folder.glob("recipe.yaml"), *folder.glob("seed-*/recipe.yaml")))
     method = Run(there[0].parent).recipe().method if there else None
     return method if isinstance(method, Columns) else None
 
