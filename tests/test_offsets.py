@@ -81,6 +81,15 @@ def test_devices_that_add_up_their_sums_find_what_one_with_all_examples_finds(
     assert asked < 40
 
 
+def test_a_class_of_which_no_device_has_an_example_is_left_out() -> None:
+    """A server that asks its fleet does not know beforehand which classes these are."""
+    scores = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0, 1, 3] * 20)
+    found = find_offsets(lambda offsets: OffsetSums.of(scores, y, offsets), 4)
+    torch.testing.assert_close(found.float(), class_offsets(scores, y), atol=1e-6, rtol=0)
+    assert found[2] == 0
+
+
 @pytest.mark.parametrize("size", [0.5, 5.0, 50.0])
 def test_nothing_near_them_is_better(size: float) -> None:
     """What is least is the mean loss and a thousandth of the offsets' mean square, offsets without their mean."""

@@ -78,7 +78,7 @@ def test_one_public_example_is_refused(method: str, examples: str) -> None:
 
 
 def test_norms_of_clients_that_label_are_described_by_some_public_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by all: with 50,000 of them a round took half a minute. Nor by the first, which may be of one class."""
+    """Not by all, of which there may be 50,000, nor by the first, which may be of one class."""
     seen: list[Tensor] = []
     plain = models.collect
 
