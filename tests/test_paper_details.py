@@ -210,6 +210,47 @@ def test_eleven_rows_of_a_figure_can_be_told_apart(tmp_path: Path, monkeypatch: 
     assert len(found) == len(set(found.values())) == 11
 
 
+def traffic(setup: str, row: str, gib: float) -> dict[str, Any]:
+    return {"setup": setup, "row": row, "gib": gib, "rounds": 20, "runs": [{"curve": {"10": 20.0, "20": 30.0}}]}
+
+
+def test_a_row_looks_alike_in_every_panel_of_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+
+    colours: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        plt,
+        "close",
+        lambda figure: colours.extend({line.get_label(): line.get_color() for line in s.lines} for s in figure.axes),
+    )
+    rows = [traffic("cifar10-high", "one", 1), traffic("cifar10-high", "two", 1), traffic("cifar10-low", "two", 1)]
+    draw_traffic(rows, "title", tmp_path / "traffic.png")
+    assert colours[0]["two"] == colours[1]["two"] != colours[0]["one"]
+
+
+@pytest.mark.parametrize(("gib", "scale", "shown"), [(220.0, "log", {"5", "50"}), (2.0, "linear", {"1.0", "2.0"})])
+def test_traffic_can_be_read_where_rows_send_very_different_amounts(
+    gib: float, scale: str, shown: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matplotlib's own labels, such as 4 × 10¹, lay one over the other."""
+    import matplotlib.pyplot as plt
+
+    axes: list[Any] = []
+
+    def look(figure: Any) -> None:
+        axes.extend(
+            (s.get_xscale(), {t.get_text() for t in s.get_xticklabels()}, s.xaxis.get_minorticklocs())
+            for s in figure.axes
+        )
+
+    monkeypatch.setattr(plt, "close", look)
+    draw_traffic([traffic("s", "one", 1.0), traffic("s", "two", gib)], "title", tmp_path / "traffic.png")
+    ((found, labels, between),) = axes
+    assert found == scale
+    assert shown <= labels
+    assert not len(between)
+
+
 def test_figures_along_an_axis_show_what_offsets_are_worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dashed, in the colour of their row; a row or a point without them has the plain one only."""
     plain = {"setup": "cifar10-high", "global": {"mean": 50.0, "std": None}}

@@ -14,6 +14,7 @@ CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "ser
 """What the figures of the paper have along their axis."""
 
 SMALL, LARGE = 2.5, 5.0  # widths of bins, in points
+FEW_TIMES = 3  # as much traffic as the row that sends least fits on a plain axis
 MARKERS = ("o", "s", "^", "D")  # likewise, along an axis
 DASHES = ("-", "--", ":", "-.")  # of the first rows, of those after all colours were used once, twice, ...
 
@@ -45,9 +46,11 @@ def draw_along(axis: str, rows: Sequence[Row], title: str, path: Path) -> None:
 
 def draw_traffic(rows: Sequence[Row], title: str, path: Path) -> None:
     """Accuracy against what clients and server have sent, which the paper lacks; means over seeds."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(row["row"] for row in rows))}
 
     def draw(side: Any, rows: Sequence[Row]) -> None:
-        for number, row in enumerate(rows):
+        for row in rows:
+            number = numbers[row["row"]]
             curves = [{int(at): value for at, value in run["curve"].items()} for run in row["runs"]]
             rounds = sorted(set.intersection(*map(set, curves)))
             sent = [row["gib"] * at / row["rounds"] for at in rounds]
@@ -55,11 +58,22 @@ def draw_traffic(rows: Sequence[Row], title: str, path: Path) -> None:
             dashes = DASHES[number // len(COLOURS) % len(DASHES)]
             side.plot(sent, means, dashes, color=COLOURS[number % len(COLOURS)], label=row["row"])
         side.set(xlabel="sent in both directions, GiB", ylabel="global accuracy, %")
-        if len(rows) > 1:
-            side.set_xscale("log")
+        totals = [row["gib"] for row in rows]
+        if max(totals) > FEW_TIMES * min(totals):
+            _set_log(side)
         side.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
     _draw_setups(rows, title, path, draw, (6.4, 4.2))
+
+
+def _set_log(side: Any) -> None:
+    """A logarithmic axis on which plain numbers stand, so few that they can be read."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    side.set_xscale("log")
+    side.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    side.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    side.xaxis.set_minor_locator(NullLocator())
 
 
 def draw_local(rows: Sequence[Row], title: str, path: Path) -> None:
