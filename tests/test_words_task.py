@@ -22,6 +22,7 @@ from fedrolex import (
     Rolling,
     prepare,
     trace,
+    train,
 )
 from fedrolex.cli.app import app
 from fedrolex.clients.messages import MODEL
@@ -101,6 +102,19 @@ def test_words_are_learned_and_only_what_is_sliced_is_cut(tmp_path: Path, cut: s
     last = made.evaluate()
     assert last["loss"] < 0.8 * first["loss"]
     assert last["global_accuracy"] > first["global_accuracy"]
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_words_are_trained_to_the_end_and_compared_with_the_same_full_model(scale: int, tmp_path: Path) -> None:
+    """Columns, too: positions are a buffer that no file keeps, and belong to the model that is sent."""
+    file = corpus(tmp_path / "users.jsonl")
+    full = []
+    for method in ("fedavg", "fedrolex", "columns"):
+        words = [*WORDS, f"task.data={file}", "rounds=1", f"fleet.server_scale={scale}", f"method={method}"]
+        settings = [word for word in words if not word.startswith("method.")]
+        summary = train(Recipe(device="cpu").with_settings(settings), out=tmp_path / method).summary
+        full.append(summary["bytes_of_full_model"])
+    assert full[0] == full[1] == full[2] > 0
 
 
 def test_fewer_clients_than_users_and_users_put_aside(tmp_path: Path) -> None:

@@ -206,7 +206,8 @@ class Columns(Weighted):
 
     def full_size(self, server: Server) -> int:
         """Of the task's model as wide as the server's, which no column is."""
-        whole = server.task.build(server.scale).state_dict()
+        model = server.task.build(server.scale)
+        whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         return size({name: whole[name] for name in server.state[MODEL]})
 
     def _row(self, server: Server, columns: Sequence[int]) -> nn.Module:
