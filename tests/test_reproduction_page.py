@@ -304,6 +304,15 @@ def test_words(name: str, row: str) -> None:
         assert found[3:-1] == pytest.approx(wanted, abs=0.051)
 
 
+def test_words_one_by_one() -> None:
+    (run,) = runs("overall-tuned-x0.25", "blogs", "columns-one-by-one")
+    other = runs("overall-tuned-x0.25", "blogs", "only-who-can-1-4")[0]
+    said = f"they have {run['global']:.2f} %, as exclusion has, for {run['bytes'] / 2**30:.1f} GiB"
+    assert said in PAGE
+    assert f"{other['global']:.2f}" == f"{run['global']:.2f}"
+    assert f"for {run['bytes'] / other['bytes']:.1f} times the bytes (one seed)" in PAGE
+
+
 TWO, BALANCED = "tuned-x0.2-changed-3d36ccbd", "tuned-x0.2-changed-805a092a"
 Cells = list[tuple[str, str, str]]
 """Table, row, and which accuracy."""
