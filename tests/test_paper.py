@@ -185,7 +185,8 @@ def test_results_of_other_machines_stay_in_the_table(tmp_path: Path) -> None:
     assert both["seeds"] == [1, 2]
     assert both["runs"][0] == there["runs"][0]
     assert list(both["runs"][1]["curve"].values())[-1] == pytest.approx(both["runs"][1]["global"], abs=0.005)
-    assert both["runs"][1]["train_loss"].keys() == both["runs"][1]["curve"].keys()
+    for loss in ("train_loss", "test_loss"):
+        assert both["runs"][1][loss].keys() == both["runs"][1]["curve"].keys()
     (path,) = (tmp_path / "out").glob("*.json")
     path.write_text(path.read_text().replace(there["recipe"], "0" * 8))
     third = json.loads(paper(tmp_path, *words, "2").stdout)

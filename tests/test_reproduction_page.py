@@ -191,6 +191,46 @@ def test_what_is_said_of_the_authors_code() -> None:
     assert f"FedRolex {rolex - ours['Federated Dropout, released']:.1f} points ahead of that" in PAGE
 
 
+def test_why_leaving_devices_out_at_a_half_gets_worse() -> None:
+    def over_seeds(width: str, what: str, *rounds: int) -> list[float]:
+        every = runs(WITH_OFFSETS, "cifar10-high", f"only-who-can-1-{width}")
+        return [mean(run[what][str(at)] for run in every) for at in rounds]
+
+    assert (
+        "({:.2f}, after 800 rounds {:.2f}, in the end {:.2f})".format(*over_seeds("2", "test_loss", 450, 800, 1000))
+        in PAGE
+    )
+    assert "that of 1/4 stays ({:.2f}, {:.2f}, {:.2f})".format(*over_seeds("4", "test_loss", 450, 800, 1000)) in PAGE
+    fall = over_seeds("2", "curve", 500, 800, 1000)
+    assert "from {:.1f} % after 500 rounds to {:.1f} after 800 and {:.1f} in the end".format(*fall) in PAGE
+    assert over_seeds("2", "train_loss", 550, 1000) == pytest.approx([0.15, 0.02], abs=0.005)
+    early, late = (runs(WITH_OFFSETS, "cifar10-high", f"only-who-can-1-{width}") for width in ("2", "4"))
+    apart = [one["curve"]["500"] - other["global"] for one, other in zip(early, late, strict=True)]
+    assert (
+        f"{-mean(apart):.1f} points behind 1/4 in the mean, {-min(apart):.1f} behind to {max(apart):.1f} ahead" in PAGE
+    )
+
+
+def test_what_an_earlier_fall_of_the_rate_does_to_heterofl_and_fedrolex() -> None:
+    cells = json.loads((ROOT / "results" / "early_decay" / "overall-tuned.json").read_text())["cells"]
+    early = {c["row"]: [run["global"] for run in c["runs"]] for c in cells if c["setup"] == "cifar10-high"}
+    late = {
+        row: [run["global"] for run in runs("overall-tuned", "cifar10-high", row)] for row in ("fedrolex", "heterofl")
+    }
+    for row in late:
+        told = [f"{share:.2f}" for share in (*early[row], *late[row][:2])]
+        assert all(share in PAGE for share in told)
+    leads = [
+        [one - other for one, other in zip(of["heterofl"][:2], of["fedrolex"][:2], strict=True)] for of in (early, late)
+    ]
+    assert "its lead there is {:.1f} and {:.1f} points, not {:.1f} and {:.1f}".format(*leads[0], *leads[1]) in PAGE
+
+
+def test_how_fedrolex_loses_with_rare_classes() -> None:
+    (run,) = runs("rare-tuned", "cifar10-rare", "fedrolex")
+    assert (round(run["curve"]["150"]), round(run["global"])) == (55, 28)
+
+
 def test_short_runs_of_the_full_network() -> None:
     def told(table: str, row: str) -> str:
         (run,) = runs(table, "cifar10-high", row)

@@ -60,15 +60,18 @@ def _unusual(found: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, An
 
 
 def result(run: Run, summary: Mapping[str, Any]) -> Row:
-    """What one finished run adds to its cell; accuracies in per cent, ``curve`` and ``train_loss`` by rounds done."""
+    """What one finished run adds to its cell; accuracies in per cent, ``curve`` and losses by rounds done."""
     found: Row = {name: 100 * summary[key] for name, key in SHARES.items() if key in summary}
     measured = [row for row in run.rows() if "global_accuracy" in row]
     curve = {row["round"] + 1: round(100 * row["global_accuracy"], 2) for row in measured}
-    losses = {row["round"] + 1: round(row["train_loss"], 4) for row in measured if row.get("train_loss") is not None}
+    losses = {
+        name: {row["round"] + 1: round(row[key], 4) for row in measured if row.get(key) is not None}
+        for name, key in (("train_loss", "train_loss"), ("test_loss", "loss"))
+    }
     on = run.environment()
     about = {"seed": run.recipe().seed, **{key: summary.get(key) for key in ("rounds", "bytes", "macs")}}
     return {**about, **found, "seconds": round(summary["seconds"], 1), "on": on.get("gpu") or on.get("machine"),
-            "version": on.get("fedrolex"), "curve": curve, "train_loss": losses, **read_details(run)}  # fmt: skip
+            "version": on.get("fedrolex"), "curve": curve, **losses, **read_details(run)}  # fmt: skip
 
 
 class PaperTable:
