@@ -176,6 +176,22 @@ def test_cells_are_trained_once_and_collected_over_seeds(tmp_path: Path) -> None
     assert "x0.002-changed-" in found["title"]
 
 
+@pytest.mark.parametrize("at_once", ["1", "2"])
+def test_a_cell_that_fails_leaves_those_after_it_alone(at_once: str, tmp_path: Path) -> None:
+    """One whose folder is a run of another recipe's checkpoint, say; it is told again in the end."""
+    words = ("rho", "--scale", "0.001", "--cell", "cifar10-high/fedrolex-0.2", "--cell", "cifar10-high/fedrolex-0.5")
+    assert paper(tmp_path, *words).exit_code == 0
+    for path in (tmp_path / "runs").rglob("summary.json"):
+        path.unlink()
+    (damaged,) = (tmp_path / "runs").rglob("fedrolex-0.2/seed-1/checkpoint.safetensors")
+    damaged.write_bytes(b"no checkpoint")
+    done = paper(tmp_path, *words, "--at-once", at_once, "--seeds", "1")
+    assert isinstance(done.exception, FedrolexError)
+    assert "checkpoint" in str(done.exception)
+    (finished,) = (tmp_path / "runs").rglob("summary.json")
+    assert "fedrolex-0.5" in str(finished)
+
+
 def test_results_of_other_machines_stay_in_the_table(tmp_path: Path) -> None:
     words = ("overall", "--scale", "0.001", "--json", "--cell", "cifar10-high/fedrolex", "--seeds")
     first = json.loads(paper(tmp_path, *words, "1").stdout)

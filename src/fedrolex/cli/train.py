@@ -28,6 +28,7 @@ from fedrolex.runs import Run, prepare
 from fedrolex.runs.prepare import beside
 from fedrolex.runs.side_by_side import QUEUES, ReadyRun, side_by_side
 from fedrolex.runs.standing import standing
+from fedrolex.runs.training import to_stderr
 from fedrolex.tasks.metrics import short
 
 QUICKSTART = "digits"
@@ -215,7 +216,8 @@ def train_all(
     Args:
         quiet: show no progress.
         opened: gives the folder of a run that begins.
-        again: what to do after a stop, where it is not to resume each run by itself.
+        again: what to do after a stop, where it is not to resume each run by itself. A run that fails then leaves those
+            after it alone.
     """
     if at_once > 1:
         os.environ.setdefault(*QUEUES)
@@ -224,7 +226,7 @@ def train_all(
     begun: list[Planned] = []
     try:
         with shown(quiet) as watched:
-            return _trained(plans, at_once, lambda plan: _ready(plan, opened, begun, watched))
+            return _trained(plans, at_once, lambda plan: _ready(plan, opened, begun, watched), again is not None)
     except KeyboardInterrupt:
         if not begun:
             raise
@@ -244,18 +246,31 @@ def _ready(plan: Planned, opened: Callable[[Planned], Run], begun: list[Planned]
 
 
 def _trained(
-    plans: Sequence[Planned], at_once: int, ready: Callable[[Planned], ReadyRun]
+    plans: Sequence[Planned], at_once: int, ready: Callable[[Planned], ReadyRun], patient: bool
 ) -> dict[Path, dict[str, Any]]:
-    """Runs of one precision side by side, which is a switch of the whole process; their summaries by folder."""
-    found: dict[Path, dict[str, Any]] = {}
-    for some in of_one_precision(plans):
-        if at_once > 1 and len(some) > 1:
-            summaries = side_by_side([partial(ready, plan) for plan in some], at_once)
-            found |= {plan.folder: each for plan, each in zip(some, summaries, strict=True)}
+    """Runs of one precision side by side, which is a switch of the whole process; their summaries by folder.
+
+    Where somebody is ``patient``, runs that fail in one line leave the others alone, and are told again in the end.
+    """
+    found, failed = dict[Path, dict[str, Any]](), list[FedrolexError]()
+    groups = list(of_one_precision(plans)) if at_once > 1 else [[plan] for plan in plans]
+    for some in groups:
+        try:
+            if len(some) > 1:
+                summaries = side_by_side([partial(ready, plan) for plan in some], at_once)
+            else:
+                run, training, step = ready(some[0])
+                summaries = [run.go(training, step)]
+        except FedrolexError as error:
+            if not patient or len(groups) == 1:
+                raise
+            if len(some) == 1:
+                to_stderr(f"{some[0].what} has failed, the others go on: {error}")
+            failed.append(error)
         else:
-            for plan in some:
-                run, training, step = ready(plan)
-                found[plan.folder] = run.go(training, step)
+            found |= {plan.folder: each for plan, each in zip(some, summaries, strict=True)}
+    if failed:
+        raise failed[0]
     return {plan.folder: {**found[plan.folder], "method": plan.what} for plan in plans}
 
 
