@@ -190,6 +190,42 @@ def test_a_cell_that_fails_leaves_those_after_it_alone(at_once: str, tmp_path: P
     assert "checkpoint" in str(done.exception)
     (finished,) = (tmp_path / "runs").rglob("summary.json")
     assert "fedrolex-0.5" in str(finished)
+    assert "cifar10-high/fedrolex-0.2, seed 1, has failed, the others go on" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cifar10-high/fedrolex-0.2", "rho/cifar10-high/fedrolex-0.2"])
+def test_a_run_that_was_stopped_while_it_was_measured_is_measured_again(name: str, tmp_path: Path) -> None:
+    """Summary and model are written before what it is worth to every capacity and client."""
+    words = ("rho", "--scale", "0.001", "--cell", name)
+    assert paper(tmp_path, *words).exit_code == 0
+    (details,) = (tmp_path / "runs").rglob("details.json")
+    (table,) = (tmp_path / "out").glob("*.json")
+    whole, there = json.loads(details.read_text()), table.read_text()
+    details.unlink()
+    table.unlink()
+    listed = paper(tmp_path, *words, "--list", "--missing", "--json")
+    assert [cell["cell"] for cell in json.loads(listed.stdout)] == ["rho/cifar10-high/fedrolex-0.2"]
+    assert paper(tmp_path, *words).exit_code == 0
+    assert json.loads(details.read_text()) == whole
+    assert json.loads(table.read_text())["cells"] == json.loads(there)["cells"]
+
+
+def test_no_table_is_written_without_a_result(tmp_path: Path) -> None:
+    missing = paper(tmp_path, "rho", "--cell", "cifar10-high/fedrolex-0.2", "--data", str(tmp_path), settings=[])
+    assert isinstance(missing.exception, FedrolexError)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [("costs", "--cell", "foo"), ("lemmas", "--seeds", "1"), ("costs", "--scale", "0.1")])
+def test_what_is_computed_takes_no_choice_of_runs(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert "is computed, without any run" in str(paper(tmp_path, *words, settings=[]).exception)
+
+
+def test_names_of_listed_cells_are_unbroken_and_changes_are_said(tmp_path: Path) -> None:
+    words = ["paper", "overall", "--list", "--cell", "cifar10-high", "--set", "precision=fp32", "--out", str(tmp_path)]
+    listed = CliRunner().invoke(app, words).stdout
+    assert "overall/cifar10-high/columns-twice-one-by-one" in listed
+    assert "Changed: precision=fp32." in listed
 
 
 def test_results_of_other_machines_stay_in_the_table(tmp_path: Path) -> None:

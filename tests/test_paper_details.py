@@ -59,7 +59,7 @@ def test_details_are_read_in_per_cent(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_damaged_details_are_one_line(tmp_path: Path, found: object) -> None:
     assert told(lambda: read_details(details(tmp_path, found))) == (
-        f"{tmp_path / 'details.json'} is damaged: delete it, and the run is collected without it"
+        f"{tmp_path / 'details.json'} is damaged: delete it, and the same command measures it again"
     )
 
 

@@ -13,7 +13,7 @@ from run_folders import RECIPE, files, same, stopped, whole
 from told import told
 from typer.testing import CliRunner
 
-from fedrolex import FedrolexError, Run, load
+from fedrolex import FedrolexError, Recipe, Run, load
 from fedrolex.cli.app import app
 from fedrolex.runs import checkpoint, lock
 
@@ -257,3 +257,10 @@ def test_a_run_that_is_done_was_measured_as_its_recipe_says(runs: Path, tmp_path
     (folder / "recipe.yaml").write_bytes(before["recipe.yaml"])
     command("resume", folder, *other, "--set", "rounds=5", "--json")
     assert "submodels" in Run(folder).rows()[-1]
+
+
+def test_runs_of_the_papers_tables_are_listed(tmp_path: Path) -> None:
+    """They lie five folders down."""
+    made = tmp_path / "overall" / "tuned" / "cifar10-high" / "fedrolex" / "seed-1"
+    Run.create(made, Recipe(device="cpu").with_settings(["rounds=1"]))
+    assert str(made) in CliRunner().invoke(app, ["runs", str(tmp_path), "--json"]).stdout

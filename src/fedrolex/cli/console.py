@@ -15,12 +15,21 @@ def console() -> Console:
 
 
 def table(
-    headings: Iterable[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 0, ends: Collection[int] = ()
+    headings: Iterable[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    words: int = 0,
+    ends: Collection[int] = (),
+    unbroken: bool = False,
 ) -> Table:
-    """A table of numbers; the first ``words`` columns are words, and there is a line below the rows of ``ends``."""
+    """A table of numbers; the first ``words`` columns are words, and there is a line below the rows of ``ends``.
+
+    ``unbroken``: what stands in the first column can be copied, whatever that does to the others.
+    """
     made = Table(title=title or None, title_justify="left", title_style="bold")
     for place, heading in enumerate(headings):
-        made.add_column(heading, justify="left" if place < words else "right", overflow="fold")
+        whole = unbroken and place == 0
+        made.add_column(heading, justify="left" if place < words else "right", overflow="fold", no_wrap=whole)
     for place, row in enumerate(rows):
         made.add_row(*row, end_section=place in ends)
     return made

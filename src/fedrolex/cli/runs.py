@@ -17,6 +17,8 @@ from fedrolex.runs import Run
 from fedrolex.runs.standing import flat, standing
 from fedrolex.tasks.metrics import SCORES
 
+DEEPEST = 5  # folders down to a run: those of ``fedrolex paper`` are TABLE/KIND/SETUP/ROW/seed-1
+
 
 def runs_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where runs lie.")] = Path("runs"),
@@ -25,7 +27,8 @@ def runs_command(
     """List runs: their state, rounds, accuracy, method and task."""
     if not folder.is_dir():
         raise FedrolexError(f"there is no folder {folder}: give the one in which your runs are")
-    found = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/recipe.yaml") if path.is_file()]
+    depths = ("/".join("*" * depth) for depth in range(1, DEEPEST + 1))
+    found = [path.parent for depth in depths for path in folder.glob(f"{depth}/recipe.yaml") if path.is_file()]
     every = [_standing(Run(path)) for path in sorted(found, key=_in_order) if not path.name.startswith(".")]
     if as_json:
         typer.echo(json.dumps(every, indent=1))

@@ -255,9 +255,10 @@ def _trained(
     found, failed = dict[Path, dict[str, Any]](), list[FedrolexError]()
     groups = list(of_one_precision(plans)) if at_once > 1 else [[plan] for plan in plans]
     for some in groups:
+        names = [f"{plan.what}, seed {plan.recipe.seed}," for plan in some]
         try:
             if len(some) > 1:
-                summaries = side_by_side([partial(ready, plan) for plan in some], at_once)
+                summaries = side_by_side([partial(ready, plan) for plan in some], at_once, names)
             else:
                 run, training, step = ready(some[0])
                 summaries = [run.go(training, step)]
@@ -265,7 +266,7 @@ def _trained(
             if not patient or len(groups) == 1:
                 raise
             if len(some) == 1:
-                to_stderr(f"{some[0].what} has failed, the others go on: {error}")
+                to_stderr(f"{names[0]} has failed, the others go on: {error}")
             failed.append(error)
         else:
             found |= {plan.folder: each for plan, each in zip(some, summaries, strict=True)}

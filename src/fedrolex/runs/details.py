@@ -37,6 +37,7 @@ class Details(Callback):
         """Measure and write, if the run is finished."""
         if self._folder is None or not _is_finished(self._folder, training):
             return
+        training.say(f"measuring what {self._folder} is worth to every capacity and client")
         measure = replace(training.measure, submodels=True, offsets=False)
         found: dict[str, Any] = {"submodels": _measured(training, measure).get("submodels", {})}
         more: dict[str, Callable[[], dict[str, Any]]] = {

@@ -10,7 +10,7 @@ from fedrolex.clients import has_dropout
 from fedrolex.core import FedrolexError
 from fedrolex.engines.gpu.sharing import GATE, own_stream
 from fedrolex.runs.run import Progress, Run
-from fedrolex.runs.training import Training, to_stderr
+from fedrolex.runs.training import Training, label, to_stderr
 
 ReadyRun = tuple[Run, Training, Progress | None]
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # to be in the environment before CUDA starts: runs then do not queue up
@@ -31,7 +31,9 @@ def already(run: ReadyRun) -> Callable[[], ReadyRun]:
     return lambda: run
 
 
-def side_by_side(runs: Sequence[Callable[[], ReadyRun]], at_once: int) -> list[dict[str, Any]]:
+def side_by_side(
+    runs: Sequence[Callable[[], ReadyRun]], at_once: int, names: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Train runs to their end, so many at once, each in a thread and on a stream of its own; their summaries.
 
     A run is got ready when there is a place for it, while the others wait between their rounds; the next one begins as
@@ -45,12 +47,14 @@ def side_by_side(runs: Sequence[Callable[[], ReadyRun]], at_once: int) -> list[d
     Args:
         runs: make them ready. They may be of different recipes, of one precision.
         at_once: how many are trained at the same time.
+        names: what they are called where they fail.
     """
     stop = threading.Event()
     futures: list[Future[dict[str, Any]]] = []
     with ThreadPoolExecutor(at_once) as pool:
         try:
-            futures += [pool.submit(_go, ready, stop) for ready in runs]
+            called = names or ["a run"] * len(runs)
+            futures += [pool.submit(_go, ready, stop, name) for ready, name in zip(runs, called, strict=True)]
             wait(futures)
         except KeyboardInterrupt:
             stop.set()
@@ -63,11 +67,11 @@ def side_by_side(runs: Sequence[Callable[[], ReadyRun]], at_once: int) -> list[d
     return [future.result() for future in futures]
 
 
-def _go(ready: Callable[[], ReadyRun], stop: threading.Event) -> dict[str, Any]:
+def _go(ready: Callable[[], ReadyRun], stop: threading.Event, name: str) -> dict[str, Any]:
     try:
         return _trained(ready, stop)
     except FedrolexError as error:
-        to_stderr(f"a run has failed, the others go on: {error}")
+        to_stderr(f"{name} has failed, the others go on: {error}")
         raise
     except BaseException:
         stop.set()
@@ -90,8 +94,15 @@ def _trained(ready: Callable[[], ReadyRun], stop: threading.Event) -> dict[str, 
         if stop.is_set():
             raise KeyboardInterrupt
         if not fits(training):
-            why = "dropout and engines with threads of their own share what one process has once"
-            training.say(f"{run.folder} is not trained side by side with others: {why}")
+            training.say(f"{run.folder} is trained while the others wait: {_why_alone(training)}")
             return run.go(training, step)
     with own_stream(training.server.device):
         return run.go(training, step)
+
+
+def _why_alone(training: Training) -> str:
+    """Why a run cannot go beside others."""
+    if not training.engine.shares_process:
+        alone = f"engine {label(training.engine)} has threads of its own"
+        return f"{alone}; runs of engine loop, and of graph on a GPU, go side by side"
+    return "its model has dropout, and all of a process draw from one source"

@@ -15,13 +15,15 @@ OF_A_ROUND = ("round", "clients", "dropped", "void", "bytes_down", "bytes_up", "
 def standing(run: Run) -> dict[str, Any]:
     """Where a run stands.
 
-    ``state`` is ``running`` (a process trains it), ``finished`` or ``stopped``; ``rounds`` are done, ``of`` so many;
+    ``state`` is ``running`` (a process trains it), ``finished`` or ``stopped``, which it also is where it was stopped
+    before the callback ``details`` had measured it; ``rounds`` are done, ``of`` so many;
     ``measured`` are the metrics of the last evaluation, after round ``evaluated``; ``bytes`` and ``seconds`` are those
     of all rounds.
     """
     recipe, rows, summary = run.recipe(), run.rows(), _summary(run)
     last: dict[str, Any] = next((row for row in reversed(rows) if "loss" in row), {})
     finished = summary.get("rounds") == recipe.rounds <= len(rows)
+    finished = finished and ("details" not in recipe.callbacks or (run.folder / "details.json").is_file())
     task = recipe.encode()["task"]
     named = "/".join(str(task[key]) for key in ("name", "data") if task.get(key))
     return {

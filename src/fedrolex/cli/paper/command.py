@@ -59,6 +59,8 @@ def paper_command(
 ) -> None:
     """Reproduce a table, figure or lemma of the paper: train the cells that are missing, then collect all."""
     if what in UNTRAINED:
+        if kind or only or seeds or settings or scale != 1 or at_once != 1 or missing:
+            raise FedrolexError(f"{what} is computed, without any run: only --json and --list go with it")
         _computed(what, as_json)
         return
     from_file = what.lower().endswith(FILES)

@@ -28,7 +28,7 @@ def read_details(run: Run) -> Row:
         local = _local(found["local"]) if "local" in found else {}
         offsets = _offsets(found["offsets"]) if "offsets" in found else {}
     except (FedrolexError, *DAMAGED) as error:
-        raise FedrolexError(f"{path} is damaged: delete it, and the run is collected without it") from error
+        raise FedrolexError(f"{path} is damaged: delete it, and the same command measures it again") from error
     read = {"submodels": submodels, "local_by_client": local, "offsets": offsets}
     return {name: each for name, each in read.items() if each}
 

@@ -36,7 +36,7 @@ def draw_along(axis: str, rows: Sequence[Row], title: str, path: Path) -> None:
             again, colour = divmod(order.index(line), len(COLOURS))
             style = {"color": COLOURS[colour], "marker": MARKERS[again % len(MARKERS)], "markersize": 3.5, "capsize": 3}
             label, dashes = (f"{line}, with offsets", "--") if offsets else (line, "-")
-            side.errorbar(places, means, spreads, linestyle=dashes, label=label, **style)
+            side.errorbar(places, means, spreads if any(spreads) else None, linestyle=dashes, label=label, **style)
         side.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
         side.set(xlabel=axis, ylabel="global accuracy, %")
         side.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=3.5)
@@ -56,7 +56,8 @@ def draw_traffic(rows: Sequence[Row], title: str, path: Path) -> None:
             sent = [row["gib"] * at / row["rounds"] for at in rounds]
             means = [mean(curve[at] for curve in curves) for at in rounds]
             dashes = DASHES[number // len(COLOURS) % len(DASHES)]
-            side.plot(sent, means, dashes, color=COLOURS[number % len(COLOURS)], label=row["row"])
+            colour = COLOURS[number % len(COLOURS)]
+            side.plot(sent, means, dashes, color=colour, label=row["row"], marker="o", markevery=[-1], markersize=4)
         side.set(xlabel="sent in both directions, GiB", ylabel="global accuracy, %")
         totals = [row["gib"] for row in rows]
         if max(totals) > FEW_TIMES * min(totals):

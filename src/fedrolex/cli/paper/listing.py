@@ -17,6 +17,7 @@ from fedrolex.cli.paper.table import PaperTable
 from fedrolex.recipes.paper import Cell
 from fedrolex.recipes.paper_setups import SETUPS
 
+WIDE = 120  # columns of a screen on which names of cells have room
 Row = dict[str, Any]
 Asked = tuple[Cell, list[int]]
 """A cell, and the seeds of the runs that are asked for."""
@@ -41,7 +42,10 @@ def list_cells(
         screen.print("Nothing is missing: every run that is asked for is in its table.", highlight=False)
         return
     for shelf, rows in found:
-        screen.print(table(HEADINGS, map(_line, rows), f"{shelf.table}, {shelf.label}", words=1))
+        wide = screen.width >= WIDE
+        screen.print(table(HEADINGS, map(_line, rows), f"{shelf.table}, {shelf.label}", words=1, unbroken=wide))
+        for said in shelf.remarks:
+            remark(screen, said)
     if computed:
         remark(screen, f"Computed, without any run: {', '.join(f'fedrolex paper {name}' for name in computed)}.")
     _remark_totals(screen, every, {shelf.kind: None for shelf, _ in found})

@@ -21,7 +21,7 @@ class Order:
 
     Attributes:
         table: its name.
-        cells: ``SETUP`` or ``SETUP/ROW``; none given: all that have the kind.
+        cells: ``SETUP``, ``SETUP/ROW`` or ``TABLE/SETUP/ROW``; none given: all that have the kind.
         kind: of reproduction.
         seeds: a run of each cell for every one.
         scale: multiplies rounds.
@@ -60,7 +60,7 @@ class Order:
         """The cells that are asked for and have the kind; all where nothing is asked for."""
         every = cells(self.table)
         for word in self.cells:
-            asked = [cell for cell in every if word in (cell.setup, cell.label)]
+            asked = [cell for cell in every if word in _names(cell)]
             if not asked:
                 some = ", ".join(cell.label for cell in every[:6])
                 raise FedrolexError(f"cell {word!r} is not in {self.table}: there are {some} …; --list names all")
@@ -68,7 +68,7 @@ class Order:
                 first = asked[0]
                 why = ", since the paper quotes it from another one" if first.quoted else ""
                 raise FedrolexError(f"{first.name} has no kind {self.kind}{why}: use kind {' or '.join(first.kinds)}")
-        wanted = [cell for cell in every if not self.cells or {cell.setup, cell.label} & {*self.cells}]
+        wanted = [cell for cell in every if not self.cells or {*_names(cell)} & {*self.cells}]
         return [cell for cell in wanted if self.kind in cell.kinds]
 
     def lacking(self, made: Collection[Made]) -> list[tuple[Cell, list[int]]]:
@@ -84,6 +84,11 @@ class Order:
             for seed in seeds:
                 folder = shelf.folder(cell) / f"seed-{seed}"
                 yield Planned(cell.label, folder, replace(recipe, seed=seed), folder, folder)
+
+
+def _names(cell: Cell) -> tuple[str, ...]:
+    """What a cell may be asked for by: its data set, its name in the table, its whole name."""
+    return cell.setup, cell.label, cell.name
 
 
 def read_orders(path: Path, scale: float, settings: Sequence[str]) -> list[Order]:

@@ -126,7 +126,9 @@ class PaperTable:
             remark(screen, said)
 
     def write(self) -> list[Path]:
-        """The results as JSON and as Markdown; the files."""
+        """The results as JSON and as Markdown; the files. Nothing is written where there never were any."""
+        if not any(row["runs"] for row in self.rows) and not self.path.exists():
+            return []
         text = [f"# {self.title}", "", f"`{self.command}`, fedrolex {code_version()}", ""]
         text += [" ".join(self.remarks), ""] if self.remarks else []
         for setup, lines, (heading, *submodels) in self._parts():
