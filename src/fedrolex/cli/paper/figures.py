@@ -62,7 +62,7 @@ def draw_traffic(rows: Sequence[Row], title: str, path: Path) -> None:
         totals = [row["gib"] for row in rows]
         if max(totals) > FEW_TIMES * min(totals):
             _set_log(side)
-        side.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        side.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=3.5)
 
     _draw_setups(rows, title, path, draw, (6.4, 4.2))
 
