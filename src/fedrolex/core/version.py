@@ -13,7 +13,8 @@ try:
 except PackageNotFoundError:  # a checkout that was not installed
     VERSION = "0+unknown"
 
-COMMIT = re.compile(r"[0-9a-f]{7,}(\.dirty)?")
+COMMIT = re.compile(r"[0-9a-f]{7,}")
+PACKAGE = ("src", "pyproject.toml")  # what makes the code, in a checkout
 MODULE = "src/fedrolex/core/version.py"  # this file, in a checkout
 
 
@@ -21,8 +22,8 @@ MODULE = "src/fedrolex/core/version.py"  # this file, in a checkout
 def code_version() -> str:
     """What stands beside numbers: the version and, of code in a checkout, its commit, as in ``0.1.0+g1a2b3c4``.
 
-    It ends in ``.dirty`` where files that git tracks were changed since. Without git, without a commit, or where the
-    code is a copy in somebody else's repository, it is the version.
+    It ends in ``.dirty`` where the package was changed since; results and pages do not count. Without git, without a
+    commit, or where the code is a copy in somebody else's repository, it is the version.
     """
     path = Path(__file__).resolve()
     checkout = (path.parent / "../../..").resolve()
@@ -30,8 +31,13 @@ def code_version() -> str:
         return VERSION
     if _git(checkout, "ls-files", "--", MODULE) != MODULE:
         return VERSION
-    commit = _git(checkout, "describe", "--always", "--dirty=.dirty", "--abbrev=7", "--exclude=*")
-    return f"{VERSION}{'.' if '+' in VERSION else '+'}g{commit}" if COMMIT.fullmatch(commit) else VERSION
+    commit = _git(checkout, "describe", "--always", "--abbrev=7", "--exclude=*")
+    changed = (
+        ".dirty"
+        if _git(checkout, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", *PACKAGE)
+        else ""
+    )
+    return f"{VERSION}{'.' if '+' in VERSION else '+'}g{commit}{changed}" if COMMIT.fullmatch(commit) else VERSION
 
 
 def _git(checkout: Path, *words: str) -> str:
