@@ -13,7 +13,7 @@ try:
 except PackageNotFoundError:  # a checkout that was not installed
     VERSION = "0+unknown"
 
-COMMIT = re.compile(r"[0-9a-f]{7,}")
+COMMIT = re.compile(r"[0-9a-f]{7,}(\.dirty)?")
 PACKAGE = ("src", "pyproject.toml")  # what makes the code, in a checkout
 MODULE = "src/fedrolex/core/version.py"  # this file, in a checkout
 
@@ -32,12 +32,9 @@ def code_version() -> str:
     if _git(checkout, "ls-files", "--", MODULE) != MODULE:
         return VERSION
     commit = _git(checkout, "describe", "--always", "--abbrev=7", "--exclude=*")
-    changed = (
-        ".dirty"
-        if _git(checkout, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", *PACKAGE)
-        else ""
-    )
-    return f"{VERSION}{'.' if '+' in VERSION else '+'}g{commit}{changed}" if COMMIT.fullmatch(commit) else VERSION
+    changed = _git(checkout, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", *PACKAGE)
+    commit += ".dirty" if changed else ""
+    return f"{VERSION}{'.' if '+' in VERSION else '+'}g{commit}" if COMMIT.fullmatch(commit) else VERSION
 
 
 def _git(checkout: Path, *words: str) -> str:
