@@ -226,6 +226,7 @@ def test_names_of_listed_cells_are_unbroken_and_changes_are_said(tmp_path: Path)
     listed = CliRunner().invoke(app, words).stdout
     assert "overall/cifar10-high/columns-twice-one-by-one" in listed
     assert "Changed: precision=fp32." in listed
+    assert "69.44" in next(line for line in listed.splitlines() if "cifar10-high/fedrolex " in line), "the paper's"
 
 
 def test_results_of_other_machines_stay_in_the_table(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 Asked = tuple[Cell, list[int]]
 """A cell, and the seeds of the runs that are asked for."""
 
-HEADINGS = ("cell", "seeds asked for", "rounds", "clients", "batch", "PMACs", "GiB", "seconds", "on",
+HEADINGS = ("cell", "the paper %", "seeds asked for", "rounds", "clients", "batch", "PMACs", "GiB", "seconds", "on",
             "seeds done here", "seeds in the table")  # fmt: skip
 
 
@@ -60,7 +60,9 @@ def _listed(shelf: Shelf, asked: Sequence[Asked], costs: PaperCosts, out: Path) 
         done = [each["seed"] for each in shelf.finished(cell)]
         row = {"cell": cell.name, "seeds": seeds, "rounds": recipe.rounds, "clients_a_round": recipe.fleet.cohort,
                "batch": recipe.client.batch, "seeds_done": done, "beside": cell.beside}  # fmt: skip
-        row["seeds_in_table"] = rows[cell.setup, cell.row]["seeds"]
+        row |= {
+            key: rows[cell.setup, cell.row][name] for key, name in (("seeds_in_table", "seeds"), ("paper", "paper"))
+        }
         needed = costs.needed(replace(recipe, seed=seeds[0]))
         own = rows[cell.setup, cell.row]["runs"]
         time = _time(own or _alike(cell, collected), recipe.rounds)
@@ -84,9 +86,9 @@ def _time(runs: Sequence[Row], rounds: int) -> Row:
 
 
 def _line(row: Row) -> tuple[str, ...]:
-    about = "about " * row["about"]
+    about, paper = "about " * row["about"], f"{row['paper']['mean']:.2f}" if row["paper"] else ""
     return (
-        row["cell"], _seeds(row["seeds"]), str(row["rounds"]), str(row["clients_a_round"]), str(row["batch"]),
+        row["cell"], paper, _seeds(row["seeds"]), str(row["rounds"]), str(row["clients_a_round"]), str(row["batch"]),
         _number(row["macs"], 1e15), _number(row["bytes"], 2**30),
         "–" if row["seconds"] is None else f"{about}{row['seconds']:,.0f}", row["on"] or "",
         _seeds(row["seeds_done"]), _seeds(row["seeds_in_table"]),
