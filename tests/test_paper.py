@@ -210,6 +210,25 @@ def test_a_run_that_was_stopped_while_it_was_measured_is_measured_again(name: st
     assert json.loads(table.read_text())["cells"] == json.loads(there)["cells"]
 
 
+def test_details_are_wanted_by_who_asks_for_them(tmp_path: Path) -> None:
+    """A run that was stopped while it was measured is done for a table that is without details, and only for that."""
+    words = ("rho", "--scale", "0.001", "--cell", "cifar10-high/fedrolex-0.2")
+    bare = [*SMALL, "callbacks=[]"]
+    assert paper(tmp_path, *words, settings=bare).exit_code == 0
+    (summary,) = (tmp_path / "runs").rglob("summary.json")
+    assert not list((tmp_path / "runs").rglob("details.json"))
+    before = summary.stat().st_mtime_ns
+    assert paper(tmp_path, *words, settings=bare).exit_code == 0
+    assert summary.stat().st_mtime_ns == before
+    assert paper(tmp_path, *words).exit_code == 0
+    (details,) = (tmp_path / "runs").rglob("details.json")
+    details.write_text("{}")
+    said = paper(tmp_path, *words)
+    assert said.exit_code == 0
+    assert "left out" in said.stderr
+    assert "details.json is damaged" in said.stderr
+
+
 def test_no_table_is_written_without_a_result(tmp_path: Path) -> None:
     missing = paper(tmp_path, "rho", "--cell", "cifar10-high/fedrolex-0.2", "--data", str(tmp_path), settings=[])
     assert isinstance(missing.exception, FedrolexError)

@@ -13,9 +13,10 @@ from run_folders import RECIPE, files, same, stopped, whole
 from told import told
 from typer.testing import CliRunner
 
-from fedrolex import FedrolexError, Recipe, Run, load
+from fedrolex import FedrolexError, Recipe, Run, load, train
 from fedrolex.cli.app import app
 from fedrolex.runs import checkpoint, lock
+from fedrolex.runs.standing import standing
 
 
 def command(*words: object) -> str:
@@ -264,3 +265,19 @@ def test_runs_of_the_papers_tables_are_listed(tmp_path: Path) -> None:
     made = tmp_path / "overall" / "tuned" / "cifar10-high" / "fedrolex" / "seed-1"
     Run.create(made, Recipe(device="cpu").with_settings(["rounds=1"]))
     assert str(made) in CliRunner().invoke(app, ["runs", str(tmp_path), "--json"]).stdout
+    (tmp_path / "again").symlink_to(tmp_path)
+    Run.create(tmp_path / ".trash" / "run", Recipe(device="cpu"))
+    listed = json.loads(CliRunner().invoke(app, ["runs", str(tmp_path), "--json"]).stdout)
+    assert [each["run"] for each in listed] == [str(made)], "once, whatever leads to it"
+
+
+def test_a_run_that_is_given_more_rounds_is_done_when_these_are_measured(tmp_path: Path) -> None:
+    """What was measured after fewer rounds is not what it is worth now."""
+    recipe = RECIPE.with_settings(["callbacks=[details]", "rounds=1"])
+    train(recipe, out=tmp_path / "run")
+    details = tmp_path / "run" / "details.json"
+    early = details.read_text()
+    train(recipe.with_settings(["rounds=2"]), out=tmp_path / "run", resume=True)
+    assert json.loads(details.read_text())["rounds"] == 2
+    details.write_text(early)
+    assert standing(Run.open(tmp_path / "run"))["state"] == "stopped"

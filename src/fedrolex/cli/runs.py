@@ -29,7 +29,9 @@ def runs_command(
         raise FedrolexError(f"there is no folder {folder}: give the one in which your runs are")
     depths = ("/".join("*" * depth) for depth in range(1, DEEPEST + 1))
     found = [path.parent for depth in depths for path in folder.glob(f"{depth}/recipe.yaml") if path.is_file()]
-    every = [_standing(Run(path)) for path in sorted(found, key=_in_order) if not path.name.startswith(".")]
+    seen = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    once = {path.resolve(): path for path in reversed(seen)}  # links may lead to a run in many ways: the shortest
+    every = [_standing(Run(path)) for path in sorted(once.values(), key=_in_order)]
     if as_json:
         typer.echo(json.dumps(every, indent=1))
         return

@@ -240,8 +240,8 @@ def train_all(
 
 def _ready(plan: Planned, opened: Callable[[Planned], Run], begun: list[Planned], watched: Watch) -> ReadyRun:
     """A run that begins."""
-    training, run = prepare(plan.recipe), opened(plan)
     begun.append(plan)
+    training, run = prepare(plan.recipe), opened(plan)
     return run, training, watched(plan.what, plan.recipe, run.rows())
 
 
@@ -266,8 +266,10 @@ def _trained(
             if not patient or len(groups) == 1:
                 raise
             if len(some) == 1:
-                to_stderr(f"{names[0]} has failed, the others go on: {error}")
-            failed.append(error)
+                to_stderr(f"{names[0]} has failed{', the others go on' * (some is not groups[-1])}: {error}")
+            failed.append(
+                FedrolexError(f"{names[0]} failed: {error}" if len(some) == 1 else str(error))
+            )  # alone, small
         else:
             found |= {plan.folder: each for plan, each in zip(some, summaries, strict=True)}
     if failed:
@@ -277,7 +279,8 @@ def _trained(
 
 def _say_stopped(plans: Sequence[Planned], begun: Sequence[Planned], again: str | None) -> None:
     """Where runs stand that were not finished, and how to go on with them."""
-    standings = [(plan, standing(Run.open(plan.folder))) for plan in begun]
+    made = [plan for plan in begun if (plan.folder / "recipe.yaml").exists()]
+    standings = [(plan, standing(Run.open(plan.folder))) for plan in made]
     stopped = [(plan, found["rounds"]) for plan, found in standings if found["state"] != "finished"]
     for plan, rounds in stopped if again is None else ():
         what = "" if plan.resumed_by == plan.folder else f" of {plan.folder} ({plan.what})"

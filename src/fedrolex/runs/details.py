@@ -11,6 +11,7 @@ from torch import nn
 from fedrolex.core import FedrolexError, in_one_line
 from fedrolex.core.threads import spread_over, threads_for
 from fedrolex.models import by_batch
+from fedrolex.recipes import Recipe
 from fedrolex.runs import checkpoint
 from fedrolex.runs.callbacks import Callback
 from fedrolex.runs.model import Models
@@ -39,7 +40,8 @@ class Details(Callback):
             return
         training.say(f"measuring what {self._folder} is worth to every capacity and client")
         measure = replace(training.measure, submodels=True, offsets=False)
-        found: dict[str, Any] = {"submodels": _measured(training, measure).get("submodels", {})}
+        submodels = _measured(training, measure).get("submodels", {})
+        found: dict[str, Any] = {"rounds": training.server.round, "submodels": submodels}
         more: dict[str, Callable[[], dict[str, Any]]] = {
             "local": lambda: local_accuracies(Models.of(training)(), training),
             "offsets": lambda: _with_offsets(training, measure),
@@ -65,8 +67,10 @@ def _with_offsets(training: Training, measure: Measure) -> dict[str, Any]:
 
 
 def _is_finished(folder: Path, training: Training) -> bool:
+    """Whether the last round is done, and told: a run that was given more rounds has a summary of fewer."""
     path = folder / "summary.json"
-    return path.is_file() and bool(json.loads(path.read_text())["rounds"] == training.server.round)
+    rounds = {training.server.round, Recipe.read(folder / "recipe.yaml").rounds}
+    return path.is_file() and rounds == {json.loads(path.read_text())["rounds"]}
 
 
 def local_accuracies(model: nn.Module, training: Training) -> dict[str, list[Any]]:

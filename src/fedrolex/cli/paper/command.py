@@ -38,7 +38,7 @@ def paper_command(
         typer.Option(help=f"{', '.join(get_args(Kind))}; see fedrolex show CELL@KIND.", show_default="tuned"),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--cell", metavar="SETUP[/ROW]", help="Only these cells. Repeatable.")
+        list[str] | None, typer.Option("--cell", metavar="[TABLE/]SETUP[/ROW]", help="Only these cells. Repeatable.")
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="One run of each cell a seed.", show_default="1")
@@ -60,7 +60,7 @@ def paper_command(
     """Reproduce a table, figure or lemma of the paper: train the cells that are missing, then collect all."""
     if what in UNTRAINED:
         if kind or only or seeds or settings or scale != 1 or at_once != 1 or missing:
-            raise FedrolexError(f"{what} is computed, without any run: only --json and --list go with it")
+            raise FedrolexError(f"{what} is computed, without any run: leave out what chooses runs")
         _computed(what, as_json)
         return
     from_file = what.lower().endswith(FILES)
@@ -168,6 +168,7 @@ def _report(shelves: Iterable[Shelf], out: Path, as_json: bool, *, listed: bool)
         if as_json:
             continue
         collected.show(screen)
-        screen.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+        said = f"written: {', '.join(map(str, written))}" if written else "no result yet: nothing is written"
+        screen.print(said, highlight=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(found if listed else found[0], indent=1))

@@ -15,6 +15,7 @@ CURVES = {"rho": "share of clients that hold the whole model, ρ", "gamma": "ser
 
 SMALL, LARGE = 2.5, 5.0  # widths of bins, in points
 FEW_TIMES = 3  # as much traffic as the row that sends least fits on a plain axis
+MANY_TIMES = 20_000  # on a logarithmic axis that reaches further only powers of ten have room
 MARKERS = ("o", "s", "^", "D")  # likewise, along an axis
 DASHES = ("-", "--", ":", "-.")  # of the first rows, of those after all colours were used once, twice, ...
 
@@ -72,7 +73,8 @@ def _set_log(side: Any) -> None:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     side.set_xscale("log")
-    side.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = side.get_xlim()
+    side.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < MANY_TIMES * low else (1.0,)))
     side.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     side.xaxis.set_minor_locator(NullLocator())
 

@@ -17,7 +17,7 @@ from fedrolex.cli.paper.table import PaperTable
 from fedrolex.recipes.paper import Cell
 from fedrolex.recipes.paper_setups import SETUPS
 
-WIDE = 120  # columns of a screen on which names of cells have room
+WIDE = 150  # columns of a screen on which names of cells have room
 Row = dict[str, Any]
 Asked = tuple[Cell, list[int]]
 """A cell, and the seeds of the runs that are asked for."""

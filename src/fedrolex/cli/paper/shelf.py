@@ -81,11 +81,10 @@ class Shelf:
                 run = Run.open(path.parent)
                 seed = run.recipe().seed
                 summary = summary_of(run, replace(self.recipe(cell), seed=seed))
+                if summary is not None:
+                    found[seed] = result(run, summary)
             except FedrolexError as error:
                 print(f"left out: {error}", file=sys.stderr)
-                continue
-            if summary is not None:
-                found[seed] = result(run, summary)
         return [found[seed] for seed in sorted(found)]
 
     def in_table(self, out: Path) -> frozenset[Made]:
@@ -112,7 +111,7 @@ def summary_of(run: Run, recipe: Recipe) -> dict[str, Any] | None:
     changed = next((key for key in mine if mine[key] != theirs[key]), None) or recipe.differs_from(there)
     if changed is not None:
         raise FedrolexError(f"{run.folder} is a run of another recipe ({changed}): move it away, or give other --runs")
-    if standing(run)["state"] != "finished":
+    if standing(run, recipe.callbacks)["state"] != "finished":
         return None
     found: dict[str, Any] = json.loads((run.folder / "summary.json").read_text())
     return found if found.keys() >= COLLECTED else None
