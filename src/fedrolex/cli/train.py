@@ -265,11 +265,11 @@ def _trained(
         except FedrolexError as error:
             if not patient or len(groups) == 1:
                 raise
-            if len(some) == 1:
+            why = str(error)
+            if len(some) == 1:  # side_by_side has named them already
                 to_stderr(f"{names[0]} has failed{', the others go on' * (some is not groups[-1])}: {error}")
-            failed.append(
-                FedrolexError(f"{names[0]} failed: {error}" if len(some) == 1 else str(error))
-            )  # alone, small
+                why = f"{names[0]} failed: {error}"
+            failed.append(FedrolexError(why))  # the error itself would keep the run's memory
         else:
             found |= {plan.folder: each for plan, each in zip(some, summaries, strict=True)}
     if failed:

@@ -60,11 +60,10 @@ def _listed(shelf: Shelf, asked: Sequence[Asked], costs: PaperCosts, out: Path) 
         done = [each["seed"] for each in shelf.finished(cell)]
         row = {"cell": cell.name, "seeds": seeds, "rounds": recipe.rounds, "clients_a_round": recipe.fleet.cohort,
                "batch": recipe.client.batch, "seeds_done": done, "beside": cell.beside}  # fmt: skip
-        row |= {
-            key: rows[cell.setup, cell.row][name] for key, name in (("seeds_in_table", "seeds"), ("paper", "paper"))
-        }
+        known = rows[cell.setup, cell.row]
+        row |= {"seeds_in_table": known["seeds"], "paper": known["paper"]}
         needed = costs.needed(replace(recipe, seed=seeds[0]))
-        own = rows[cell.setup, cell.row]["runs"]
+        own = known["runs"]
         time = _time(own or _alike(cell, collected), recipe.rounds)
         found.append({**row, **asdict(needed), **time, "about": bool(time["on"] and not own)})
     return found
